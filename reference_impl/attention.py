@@ -1,0 +1,72 @@
+"""Softmax attention with grouped heads. MHA and MQA are its two ends."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reference_impl.cache import LayerCache
+from reference_impl.position import ROTATIONS, Pairing
+from reference_impl.precision import widen
+from reference_impl.site import Site
+
+
+def split_heads(x: Float[Tensor, "b s he"], n_heads: int) -> Float[Tensor, "b h s e"]:
+    """(b, s, h * e) -> (b, h, s, e)."""
+    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "b h s e"]) -> Float[Tensor, "b s he"]:
+    """(b, h, s, e) -> (b, s, h * e)."""
+    return x.transpose(1, 2).flatten(-2)
+
+
+def repeat_heads(x: Float[Tensor, "b g t e"], times: int) -> Float[Tensor, "b h t e"]:
+    """Repeat: each key/value head serves `times` neighbouring query heads. Seed 1, "MQA / GQA"."""
+    return x.repeat_interleave(times, dim=1)
+
+
+def softmax_attention(
+    scores: Float[Tensor, "b h s t"], visible: Bool[Tensor, "#b 1 s t"]
+) -> Float[Tensor, "b h s t"]:
+    """Softmax over the visible keys. A query that sees no key gets a finite answer, which means nothing."""
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return widen(scores).softmax(-1).to(scores.dtype)  # exponentials and their sum need float32; the product does not
+
+
+class Attention(nn.Module):
+    """LlamaAttention: grouped-query attention with RoPE, which is applied before the cache, and the cache before Repeat.
+
+    Seed 1, "MQA / GQA" and "LlamaAttention"; Ainslie et al. 2023.
+    """
+
+    def __init__(
+        self, *, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, qkv_bias: bool, out_bias: bool, pairing: Pairing
+    ):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.scale = n_heads, n_kv_heads, d_head**-0.5
+        self.rotate = ROTATIONS[pairing]
+        self.q_proj = nn.Linear(d_model, n_heads * d_head, bias=qkv_bias)
+        self.k_proj = nn.Linear(d_model, n_kv_heads * d_head, bias=qkv_bias)
+        self.v_proj = nn.Linear(d_model, n_kv_heads * d_head, bias=qkv_bias)
+        self.o_proj = nn.Linear(n_heads * d_head, d_model, bias=out_bias)
+        self.keys, self.values, self.probs = Site(), Site(), Site()
+
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        rope: tuple[Float[Tensor, "b s p"], Float[Tensor, "b s p"]],
+        visible: Bool[Tensor, "#b 1 s t"],
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        q = self.rotate(split_heads(self.q_proj(x), self.n_heads), *rope)  # as (b, h, s, e)
+        k = self.rotate(split_heads(self.k_proj(x), self.n_kv_heads), *rope)  # as (b, g, s, e)
+        v = split_heads(self.v_proj(x), self.n_kv_heads)  # as (b, g, s, e)
+        if cache is not None:
+            k, v = cache.append(k, v)  # as (b, g, t, e)
+        k, v = self.keys(k), self.values(v)
+
+        group = self.n_heads // self.n_kv_heads
+        scores = q @ repeat_heads(k, group).mT * self.scale  # as (b, h, s, t); scaled after the product, so rounded after it
+        p = self.probs(softmax_attention(scores, visible))  # as (b, h, s, t)
+        y = p @ repeat_heads(v, group)  # as (b, h, s, e)
+        return self.o_proj(merge_heads(y))

@@ -1,0 +1,38 @@
+"""Greedy decoding with a cache. Seed 2, 3.1: one token at a time, each read once."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from reference_impl.decoder import Decoder
+
+
+def positions_of(real: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """Number the real tokens of each row from 0; padding gets a neighbour's number, which no result depends on."""
+    return (real.long().cumsum(-1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def generate_greedy(
+    model: Decoder, ids: Int[Tensor, "b s"], n_new: int, *, real: Bool[Tensor, "b s"] | None = None, eos: tuple[int, ...] = ()
+) -> Int[Tensor, "b n"]:
+    """The `n_new` most likely tokens after `ids`, one by one.
+
+    real: False for padding on the left. eos: a row that produced one of these goes on with the first of them, and
+    decoding stops when every row has.
+    """
+    real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+    cache, out, step = model.new_cache(), [], ids
+    done = torch.zeros(len(ids), 1, dtype=torch.bool, device=ids.device)
+    for _ in range(n_new):
+        positions = positions_of(real)[:, -step.shape[1] :]
+        logits = model(step, positions=positions, real=real, cache=cache)  # as (b, s, v)
+        step = logits[:, -1].argmax(-1, keepdim=True)  # as (b, 1)
+        if eos:
+            step = step.masked_fill(done, eos[0])
+            done |= torch.isin(step, torch.tensor(eos, device=ids.device))
+        out.append(step)
+        real = torch.cat([real, torch.ones_like(done)], -1)
+        if eos and done.all():
+            break
+    return torch.cat(out, -1)

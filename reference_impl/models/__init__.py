@@ -1,0 +1,1 @@
+"""One file a family: its config, its layer, its model."""
