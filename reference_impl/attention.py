@@ -54,7 +54,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b s d"],
-        rope: tuple[Float[Tensor, "b s p"], Float[Tensor, "b s p"]],
+        rope: tuple[Float[Tensor, "#b s p"], Float[Tensor, "#b s p"]],
         visible: Bool[Tensor, "#b 1 s t"],
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b s d"]:

@@ -17,6 +17,12 @@ class LayerCache:
         """Tokens held, padding included."""
         return 0 if self.keys is None else self.keys.shape[-2]
 
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens. Errors: ValueError when nothing was appended yet."""
+        if self.keys is None or self.values is None:
+            raise ValueError("the cache of this layer is empty: run the model on it first")
+        return self.keys, self.values
+
     def append(
         self, keys: Float[Tensor, "b g s e"], values: Float[Tensor, "b g s e2"]
     ) -> tuple[Float[Tensor, "b g t e"], Float[Tensor, "b g t e2"]]:

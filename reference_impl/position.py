@@ -163,7 +163,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate_halves(
-    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "b s p"], sin: Float[Tensor, "b s p"]
+    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "#b s p"], sin: Float[Tensor, "#b s p"]
 ) -> Float[Tensor, "b h s e"]:
     """Turn component i with i + e/2: x * cos + RotateHalf(x) * sin."""
     cos, sin = (torch.cat([table, table], -1).unsqueeze(1) for table in (cos, sin))  # as (b, 1, s, e)
@@ -172,7 +172,7 @@ def rotate_halves(
 
 
 def rotate_pairs(
-    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "b s p"], sin: Float[Tensor, "b s p"]
+    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "#b s p"], sin: Float[Tensor, "#b s p"]
 ) -> Float[Tensor, "b h s e"]:
     """Turn component 2i with 2i + 1: x * cos + Stack(-x[1::2], x[::2]) * sin."""
     cos, sin = (table.repeat_interleave(2, -1).unsqueeze(1) for table in (cos, sin))  # as (b, 1, s, e)

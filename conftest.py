@@ -1,0 +1,136 @@
+"""pytest's side of the suite: options, the header, cases generated from the family records, the report.
+
+Shape checking of the reference is switched on here, before anything imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+install_import_hook("reference_impl", "beartype.beartype")
+
+from parity_tests.families import FAMILIES  # noqa: E402
+from parity_tests.harness import report  # noqa: E402
+from parity_tests.harness.points import PRECISIONS, Options, cases, points  # noqa: E402
+from parity_tests.harness.recorder import Recorder  # noqa: E402
+from parity_tests.harness.report import Result  # noqa: E402
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity", "hf-parity: what to compare")
+    group.addoption("--family", action="append", choices=sorted(FAMILIES), help="only this family (repeatable)")
+    group.addoption("--precision", action="append", choices=PRECISIONS, help="only this precision (repeatable)")
+    group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
+    group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
+    group.addoption("--checkpoint", type=Path, metavar="PATH", help="verify this checkpoint: an HF folder or a GGUF file")
+    group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
+    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
+
+
+def options_of(config: pytest.Config) -> Options:
+    """The command line's choice."""
+    return Options(
+        families=config.getoption("family"),
+        precisions=config.getoption("precision"),
+        attention=config.getoption("attention"),
+        device=config.getoption("device"),
+        checkpoint=config.getoption("checkpoint"),
+        trained=config.getoption("trained"),
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
+    config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
+    config.pluginmanager.register(Verdict(config), "parity-verdict")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return report.header(config.getoption("device"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    options = options_of(metafunc.config)
+    if "point" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("level")
+        found = points(options, marker.args[0]) if marker else []
+        metafunc.parametrize("point", found, ids=map(str, found))
+    elif "deviation" in metafunc.fixturenames:
+        found = [
+            (case, deviation)
+            for case in cases(options, ("f64",))
+            if case.attention == "eager" and not case.trained
+            for deviation in case.record.deviations
+            if deviation.concerns(case.variant)
+        ]
+        ids = [f"{case}-{deviation.name.replace(' ', '_')}" for case, deviation in found]
+        metafunc.parametrize(("case", "deviation"), found, ids=ids)
+    elif "case" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("precisions")
+        found = cases(options, marker.args if marker else PRECISIONS)
+        metafunc.parametrize("case", found, ids=map(str, found))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Trained models last and case by case, so that only one of them is in memory."""
+
+    def place(item: pytest.Item) -> str:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        case = getattr(parameters.get("point"), "case", parameters.get("case"))
+        return str(case) if getattr(case, "trained", False) else ""
+
+    items.sort(key=place)
+
+
+@pytest.fixture
+def recorder(request: pytest.FixtureRequest) -> Recorder:
+    """Puts outcomes on record, and fails with a message that a person can act on."""
+    return Recorder(request)
+
+
+class Verdict:
+    """Collects what the tests recorded, in this process or in xdist's workers, and tells it at the end."""
+
+    def __init__(self, config: pytest.Config):
+        self.config = config
+        self.results: list[report.Result] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call":
+            self.results += [Result(**value) for name, value in report.user_properties if name == "parity"]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        device, folder = self.config.getoption("device"), self.config.getoption("report")
+        if folder is not None:
+            path = report.write(self.results, folder, device)
+            terminalreporter.write_line(f"{len(self.results)} results in {path}")
+        if self.results:
+            report.show(self.results, device)
+
+
+if os.environ.get("PYTEST_XDIST_WORKER") is None:
+    try:
+        from xdist.scheduler import LoadScopeScheduling
+    except ImportError:
+        pass
+    else:
+
+        class ByVariant(LoadScopeScheduling):
+            """Everything about one variant goes to one worker, where its models are built once."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                found = re.search(r"\[(.+?)-(?:f64|f32|bf16|f16)-", nodeid)
+                return found.group(1) if found else nodeid.split("::")[0]
+
+        def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByVariant:
+            return ByVariant(config, log)

@@ -1,0 +1,72 @@
+"""`python -m parity_tests COMMAND`: the jobs that the Makefile names. What follows a command goes to pytest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fixtures import real
+
+HERE = Path(__file__).parent
+COMPARISONS = [str(HERE / f"test_{name}.py") for name in ("blocks", "layers", "models", "cache", "generation")]
+REPORT = ["--report", "parity-report"]
+
+
+def _jobs() -> list[str]:
+    """As many workers as there are cores, up to four; more cost more in start-up than they save."""
+    return ["-n", os.environ.get("JOBS", str(min(4, os.cpu_count() or 1)))]
+
+
+def parity(arguments: Sequence[str]) -> int:
+    """The main job: every family against the installed transformers, and what trained checkpoints there are."""
+    return pytest.main(["-q", "--no-header", *_jobs(), "--trained", *REPORT, *COMPARISONS, *arguments])
+
+
+def gpu(arguments: Sequence[str]) -> int:
+    """The same on CUDA, in one process: two would share the device."""
+    return pytest.main(["-q", "--device", "cuda", "--trained", *REPORT, *COMPARISONS, *arguments])
+
+
+def trained(arguments: Sequence[str]) -> int:
+    """Fetch the trained checkpoints, and verify each."""
+    for name, checkpoint in real.CHECKPOINTS.items():
+        if checkpoint.opt_in:
+            continue
+        path = real.fetch(name)
+        tests = [*COMPARISONS, str(HERE / "test_trained.py")]
+        if code := pytest.main(["-q", "--checkpoint", str(path), *REPORT, *tests, *arguments]):
+            return code
+    return 0
+
+
+def fetch(names: Sequence[str]) -> int:
+    """Fetch trained checkpoints by name."""
+    for name in names:
+        print(real.fetch(name))
+    return 0
+
+
+COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch}
+
+
+def main() -> int:
+    """Run a command; its exit code is non-zero when anything differs that is not a listed known difference."""
+    parser = argparse.ArgumentParser(prog="python -m parity_tests", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, function in COMMANDS.items():
+        commands.add_parser(name, help=function.__doc__, add_help=False)
+    chosen, rest = parser.parse_known_args()
+    try:
+        return int(COMMANDS[chosen.command](rest))
+    except real.FetchError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,381 @@
+"""Departures that families share, block by block. Each is one mistake that a port could make, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parity_tests.harness.record import Deviation
+from reference_impl.attention import Attention
+from reference_impl.cache import KVCache, LayerCache
+from reference_impl.decoder import Decoder
+from reference_impl.ffn import GatedFFN
+from reference_impl.norm import RMSNorm
+from reference_impl.position import (
+    Llama3,
+    RopeConfig,
+    RotaryEmbedding,
+    Unscaled,
+    YaRN,
+    inverse_frequencies,
+    rotate_halves,
+    rotate_pairs,
+)
+
+Change = Callable[[nn.Module], None]
+
+
+def each(kind: type[nn.Module], change: Callable[[Any], None]) -> Change:
+    """Change every module of a kind in the tree."""
+
+    def apply(root: nn.Module) -> None:
+        for module in list(root.modules()):
+            if isinstance(module, kind):
+                change(module)
+
+    return apply
+
+
+def forward_of(kind: type[nn.Module], forward: Callable[..., Any]) -> Change:
+    """Replace the forward of every module of a kind."""
+    return each(kind, lambda module: setattr(module, "forward", MethodType(forward, module)))
+
+
+def constant(name: str, value: Any) -> Callable[[Any], None]:
+    """Set an attribute."""
+    return lambda module: setattr(module, name, value)
+
+
+# --- RMSNorm ---
+
+
+def _eps_outside(self: RMSNorm, x: Tensor) -> Tensor:
+    return self.weight * (x / ((x * x).mean(-1, keepdim=True).sqrt() + self.eps))
+
+
+def _mean_subtracted(self: RMSNorm, x: Tensor) -> Tensor:
+    x = x - x.mean(-1, keepdim=True)
+    return self.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps))
+
+
+def _one_plus_weight(self: RMSNorm, x: Tensor) -> Tensor:
+    return (1 + self.weight) * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps))
+
+
+RMS_NORM = (
+    Deviation(name="eps added outside the root", site="attn_norm", apply=forward_of(RMSNorm, _eps_outside)),
+    Deviation(name="eps is 1e-6 whatever the config says", site="attn_norm", apply=each(RMSNorm, constant("eps", 1e-6))),
+    Deviation(name="the mean is subtracted, as in LayerNorm", site="attn_norm", apply=forward_of(RMSNorm, _mean_subtracted)),
+    Deviation(name="norm multiplies with 1 + weight", site="attn_norm", apply=forward_of(RMSNorm, _one_plus_weight)),
+)
+
+# --- RoPE ---
+
+
+def _with_rope(**changes: Any) -> Change:
+    def change(module: RotaryEmbedding) -> None:
+        module.config = RopeConfig(**{**vars(module.config), **changes})
+
+    return each(RotaryEmbedding, change)
+
+
+class _WithScaling:
+    """A scaling with one method replaced."""
+
+    def __init__(self, scaling: Unscaled, **methods: Any):
+        self.__dict__.update({"frequencies": scaling.frequencies, "amplitude": scaling.amplitude, **methods})
+
+
+def _scaling(kind: type[Unscaled], change: Callable[[Any], dict[str, Any]]) -> Change:
+    def apply(module: RotaryEmbedding) -> None:
+        scaling = module.config.scaling
+        if isinstance(scaling, kind):
+            replaced = object.__new__(RopeConfig)  # past the type check: a stand-in is no scaling of the reference
+            values = {**vars(module.config), "scaling": _WithScaling(scaling, **change(scaling))}
+            replaced.__dict__.update(values)
+            module.config = replaced
+
+    return each(RotaryEmbedding, apply)
+
+
+def _hard_step(scaling: Llama3) -> dict[str, Any]:
+    def frequencies(theta: float, width: int, length: int) -> Tensor:
+        plain = inverse_frequencies(theta, width)
+        slow = 2 * torch.pi / plain > scaling.original_positions / scaling.low_freq_factor
+        return torch.where(slow, plain / scaling.factor, plain)
+
+    return {"frequencies": frequencies}
+
+
+def _everything_interpolated(scaling: YaRN) -> dict[str, Any]:
+    return {"frequencies": lambda theta, width, length: inverse_frequencies(theta, width) / scaling.factor}
+
+
+def _backwards(rotate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, cos, sin: rotate(x, cos, -sin)
+
+
+def _other_pairing(module: Attention) -> None:
+    module.rotate = rotate_pairs if module.rotate is rotate_halves else rotate_halves
+
+
+def _unpermuted(module: Attention) -> None:
+    for projection, heads in ((module.q_proj, module.n_heads), (module.k_proj, module.n_kv_heads)):
+        for name, parameter in list(projection.named_parameters()):
+            halves = parameter.detach().unflatten(0, (heads, 2, -1))
+            setattr(projection, name, nn.Parameter(halves.transpose(1, 2).flatten(0, 2), requires_grad=False))
+
+
+ROPE = (
+    Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=_with_rope(theta=10000.0)),
+    Deviation(
+        name="RoPE's scaling is ignored", site="rope.cos", apply=_with_rope(scaling=Unscaled()), variants=("rope-*",)
+    ),
+    Deviation(
+        name="YaRN's attention factor is left out",
+        site="rope.cos",
+        apply=_scaling(YaRN, lambda _: {"amplitude": lambda: 1.0}),
+        variants=("rope-yarn",),
+    ),
+    Deviation(
+        name="YaRN interpolates every pair",
+        site="rope.cos",
+        apply=_scaling(YaRN, _everything_interpolated),
+        variants=("rope-yarn",),
+    ),
+    Deviation(
+        name="llama3 scaling without the blend between its bands",
+        site="rope.cos",
+        apply=_scaling(Llama3, _hard_step),
+        variants=("rope-llama3",),
+    ),
+)
+
+# --- attention ---
+
+
+def _bare_bias(*names: str) -> Callable[[Any], None]:
+    def change(module: nn.Module) -> None:
+        for name in names:
+            getattr(module, name).bias = None
+
+    return change
+
+
+def _default_scale(module: Attention) -> None:
+    module.scale = (module.q_proj.in_features / module.n_heads) ** -0.5
+
+
+def _tiled(self: Attention, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
+    """Heads g, g + n_kv, … share a key head, as `repeat` has it, instead of neighbours."""
+    n, group = self.n_kv_heads, self.n_heads // self.n_kv_heads
+    order = torch.arange(self.n_heads).view(group, n).T.flatten()  # new head order -> old head
+    width = self.q_proj.out_features // self.n_heads
+    rows = (order[:, None] * width + torch.arange(width)).flatten()
+    q_bias = None if self.q_proj.bias is None else self.q_proj.bias[rows]
+    kept = (self.q_proj, self.o_proj)
+    q_proj, o_proj = nn.Linear(1, 1, bias=q_bias is not None), nn.Linear(1, 1, bias=self.o_proj.bias is not None)
+    q_proj.weight = nn.Parameter(self.q_proj.weight[rows])
+    o_proj.weight = nn.Parameter(self.o_proj.weight[:, rows])
+    if q_bias is not None:
+        q_proj.bias = nn.Parameter(q_bias)
+    o_proj.bias = self.o_proj.bias
+    self.q_proj, self.o_proj = q_proj, o_proj
+    try:
+        return Attention.forward(self, x, rope, visible, cache)
+    finally:
+        self.q_proj, self.o_proj = kept
+
+
+def _cached_unrotated(module: Attention) -> None:
+    """Keys are kept as they come from the projection; queries are rotated alone."""
+    rotate, calls = module.rotate, []
+
+    def every_second(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        calls.append(None)
+        return rotate(x, cos, sin) if len(calls) % 2 else x
+
+    module.rotate = every_second
+
+
+def _rotated_values(module: Attention) -> None:
+    forward = module.forward
+
+    def also_values(self: Attention, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
+        self.values.forward = lambda v: self.rotate(v, *rope)
+        return forward(x, rope, visible, cache)
+
+    module.forward = MethodType(also_values, module)
+
+
+ATTENTION = (
+    Deviation(name="halves and pairs confused in RoPE", site="attn.keys", apply=each(Attention, _other_pairing)),
+    Deviation(name="q and k not permuted", site="attn.keys", apply=each(Attention, _unpermuted)),
+    Deviation(
+        name="RoPE turns the other way",
+        site="attn.keys",
+        apply=each(Attention, lambda m: setattr(m, "rotate", _backwards(m.rotate))),
+    ),
+    Deviation(name="keys are not rotated", site="attn.keys", apply=each(Attention, _cached_unrotated)),
+    Deviation(name="values are rotated too", site="attn.values", apply=each(Attention, _rotated_values)),
+    Deviation(name="scores are not scaled", site="attn.probs", apply=each(Attention, constant("scale", 1.0))),
+    Deviation(
+        name="scale from d_model / n_heads instead of d_head",
+        site="attn.probs",
+        apply=each(Attention, _default_scale),
+        variants=("mqa", "biased", "head_dim", "tied", "rope-*"),
+    ),
+    Deviation(
+        name="key heads tiled instead of repeated side by side",
+        site="attn.probs",
+        apply=forward_of(Attention, _tiled),
+        variants=("gqa", "head_dim", "tied", "rope-*", "biased"),
+    ),
+    Deviation(
+        name="bias of q, k and v dropped",
+        site="attn.keys",
+        apply=each(Attention, _bare_bias("q_proj", "k_proj", "v_proj")),
+        variants=("biased",),
+    ),
+    Deviation(
+        name="bias of the output projection dropped",
+        site="attn",
+        apply=each(Attention, _bare_bias("o_proj")),
+        variants=("biased",),
+    ),
+)
+
+# --- masks ---
+
+
+def _one_ahead(visible: Tensor) -> Tensor:
+    ahead = visible.clone()
+    ahead[..., 1:] |= visible[..., :-1]
+    return ahead
+
+
+def _own_slot_hidden(visible: Tensor) -> Tensor:
+    s, t = visible.shape[-2:]
+    own = torch.eye(t, dtype=torch.bool, device=visible.device)[t - s :]
+    return visible & ~(own & (torch.arange(t, device=visible.device) > 0))
+
+
+def _padding_shown(visible: Tensor) -> Tensor:
+    s, t = visible.shape[-2:]
+    return torch.ones(s, t, dtype=torch.bool, device=visible.device).tril(t - s).expand_as(visible)
+
+
+def _masked(change: Callable[[Tensor], Tensor]) -> Change:
+    return each(Decoder, lambda model: setattr(model.mask, "forward", change))
+
+
+MASK = (
+    Deviation(name="a query sees one token ahead", site="mask", apply=_masked(_one_ahead)),
+    Deviation(name="a query does not see itself", site="mask", apply=_masked(_own_slot_hidden)),
+    Deviation(name="padding is visible", site="mask", apply=_masked(_padding_shown)),
+)
+
+# --- feed-forward ---
+
+
+def _gate_and_up_swapped(module: GatedFFN) -> None:
+    module.gate_proj, module.up_proj = module.up_proj, module.gate_proj
+
+
+GATED_FFN = (
+    Deviation(name="gate and up swapped", site="ffn", apply=each(GatedFFN, _gate_and_up_swapped)),
+    Deviation(name="gelu for silu", site="ffn", apply=each(GatedFFN, constant("activation", F.gelu))),
+    Deviation(
+        name="bias of the feed-forward network dropped",
+        site="ffn",
+        apply=each(GatedFFN, _bare_bias("gate_proj", "up_proj", "down_proj")),
+        variants=("biased",),
+    ),
+)
+
+# --- layer and trunk ---
+
+
+def _post_norm(self: Any, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
+    z = self.attn_norm(x + self.attn(x, rope, visible, cache))
+    return self.ffn_norm(z + self.ffn(z))
+
+
+def _parallel(self: Any, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
+    return x + self.attn(self.attn_norm(x), rope, visible, cache) + self.ffn(self.ffn_norm(x))
+
+
+def pre_norm_layer(kind: type[nn.Module]) -> tuple[Deviation, ...]:
+    """Departures of a layer with `attn_norm`, `attn`, `ffn_norm` and `ffn`."""
+    return (
+        Deviation(name="norm after the residual", site="layer", apply=forward_of(kind, _post_norm)),
+        Deviation(name="attention and feed-forward in parallel", site="layer", apply=forward_of(kind, _parallel)),
+    )
+
+
+def _embedding_scaled(model: Decoder) -> None:
+    scale = model.embed.embedding_dim**0.5
+    model.embed.forward = lambda ids: F.embedding(ids, model.embed.weight) * scale
+
+
+def _lexical(model: Decoder) -> None:
+    order = sorted(range(len(model.layers)), key=str)
+    model.layers = nn.ModuleList(model.layers[i] for i in order)
+
+
+def _last_norm_left_out(model: Decoder) -> None:
+    model.norm.forward = lambda x: x
+
+
+def _restarting(model: Decoder) -> None:
+    forward = model.forward
+
+    def restarted(ids: Tensor, *, positions: Any = None, real: Any = None, cache: KVCache | None = None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        return forward(ids, positions=positions, real=real, cache=cache)
+
+    model.forward = restarted
+
+
+class _Prepending(LayerCache):
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat([keys, self.keys], -2), torch.cat([values, self.values], -2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class _Stale(LayerCache):
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if self.keys is not None and self.values is not None:
+            return torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def _cache_of(kind: type[LayerCache]) -> Change:
+    def change(model: Decoder) -> None:
+        def new_cache() -> KVCache:
+            cache = KVCache(len(model.layers))
+            cache.layers = [kind() for _ in cache.layers]
+            return cache
+
+        model.new_cache = new_cache
+
+    return each(Decoder, change)
+
+
+TRUNK = (
+    Deviation(name="embedding scaled by the root of d_model", site="embed", apply=each(Decoder, _embedding_scaled)),
+    Deviation(name="layers in lexical order", site="attn_norm", apply=each(Decoder, _lexical), variants=("mqa",)),
+    Deviation(name="last norm left out", site="norm", apply=each(Decoder, _last_norm_left_out)),
+    Deviation(name="positions restart after the cache", site="cache", apply=each(Decoder, _restarting)),
+    Deviation(name="the cache puts new keys before the old", site="cache", apply=_cache_of(_Prepending)),
+    Deviation(name="the cache keeps the prompt only", site="cache", apply=_cache_of(_Stale)),
+)

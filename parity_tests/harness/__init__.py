@@ -1,0 +1,1 @@
+"""transformers' side, the float64 lens, traces, the comparison and its report."""

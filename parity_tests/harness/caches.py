@@ -1,0 +1,71 @@
+"""Comparing what a model gives over a cache: with the other side's, and with one pass of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from parity_tests.harness import hf
+from parity_tests.harness.batches import Batch
+from parity_tests.harness.case import Run, twin
+from parity_tests.harness.compare import Outcome, select, under_lens, within_budget, worse
+from parity_tests.harness.record import Deviation
+from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours, read_theirs
+
+
+def _judge(run: Run, batch: Batch, axes: str, theirs: Tensor, mine: Tensor, oracle: Tensor) -> Outcome:
+    theirs, mine, oracle = (select(x, axes, batch.keep, batch.keep) for x in (theirs, mine, oracle))
+    return under_lens(theirs, mine) if run.lens else within_budget(theirs, mine, oracle)
+
+
+def _outcomes(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
+    case, sizes, whole = run.case, SCHEDULES[schedule], SCHEDULES["pass"]
+    for batch in cache_batches(run.model.config.vocab_size, case.device):
+        theirs, cache = read_theirs(twin(case), case.precision, batch, sizes, static=static)
+        mine, my_cache = read_ours(run.model, batch, sizes)
+        oracle, true_cache = read_ours(run.oracle, batch, sizes)
+        yield _judge(run, batch, "b s v", theirs, mine, oracle)
+        for layer, (entry, true) in enumerate(zip(my_cache.layers, true_cache.layers, strict=True)):
+            held = hf.cached(cache, layer)
+            if held is not None and not static:
+                for value, ours, truth in zip(held, entry.held(), true.held(), strict=True):
+                    yield _judge(run, batch, "b g t e", value, ours, truth)
+        pass_theirs, _ = read_theirs(twin(case), case.precision, batch, whole)
+        pass_mine, _ = read_ours(run.model, batch, whole)
+        pass_oracle, _ = read_ours(run.oracle, batch, whole)
+        if run.lens:
+            yield _judge(run, batch, "b s v", theirs, pass_theirs, pass_theirs)
+            yield _judge(run, batch, "b s v", mine, pass_mine, pass_mine)
+        else:
+            yield _judge(run, batch, "b s v", theirs, pass_mine, pass_oracle)
+
+
+def compare_schedule(run: Run, schedule: str, *, static: bool) -> Outcome:
+    """Logits of every token, keys and values held at the end, and one pass; the worst of them."""
+    outcomes = list(_outcomes(run, schedule, static))
+    result = outcomes[0]
+    for outcome in outcomes[1:]:
+        result = worse(result, outcome)
+    return result
+
+
+def their_logits(run: Run, schedule: str, *, static: bool) -> list[Tensor]:
+    """transformers' logits over a schedule, batch by batch."""
+    case = run.case
+    batches = cache_batches(run.model.config.vocab_size, case.device)
+    return [read_theirs(twin(case), case.precision, b, SCHEDULES[schedule], static=static)[0] for b in batches]
+
+
+def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation | None:
+    """The deviation with which the reference would agree with these logits over this schedule."""
+    if not run.lens:
+        return None
+    batches = cache_batches(run.model.config.vocab_size, run.case.device)
+    for deviation in run.case.record.deviations:
+        model = deviation.of(run.model)
+        mine = [read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches]
+        pairs = zip(batches, theirs, mine, strict=True)
+        if all(_judge(run, batch, "b s v", a, b, b).verdict == "same" for batch, a, b in pairs):
+            return deviation
+    return None

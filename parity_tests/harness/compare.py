@@ -1,0 +1,137 @@
+"""Two tensors in, a verdict out. No constant here is tuned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BAR = 1e-11
+"""Under the lens, as the largest difference relative to the largest value. Rounding stays a hundredfold below; the smallest
+change of the mathematics ever seen between two releases is ten million times above."""
+
+ULPS = 4
+"""What an error budget grants beyond twice the reference's own error, in units in the last place."""
+
+DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one site came out. error and bar: relative, see `under_lens` and `within_budget`. note: why, in words."""
+
+    error: float
+    bar: float
+    bits_equal: bool
+    verdict: str  # same | differs | known | absent | not covered
+    note: str = ""
+    worst: tuple[tuple[int, ...], float, float] | None = None
+
+    @property
+    def ratio(self) -> float:
+        """error / bar: above 1 is a difference."""
+        return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
+
+
+def absent(note: str) -> Outcome:
+    """The value does not exist on transformers' side."""
+    return Outcome(math.nan, math.nan, False, "absent", note)
+
+
+def select(x: Tensor, axes: str, queries: Tensor, keys: Tensor) -> Tensor:
+    """The entries of `x` that have a defined value: rows of real queries and of real keys.
+
+    queries (b, s), keys (b, t): True where the token is real. An axis of size 1 where those have more is broadcast.
+    """
+    names = axes.split()
+    for letter, real in (("s", queries), ("t", keys)):
+        if letter == "t" and "s" in names:
+            continue  # what a real query makes of a padded key is defined: nothing
+        if letter in names and "b" in names:
+            x = x.movedim((names.index("b"), names.index(letter)), (0, 1))
+            x = x.expand(real.shape[0], -1, *x.shape[2:]) if x.shape[0] == 1 else x
+            return x[real]
+    return x
+
+
+def _spread(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    return theirs.to(wide), ours.to(wide)
+
+
+def largest_relative(theirs: Tensor, ours: Tensor) -> float:
+    """max |theirs - ours| / max |ours|: a single wrong element counts in full."""
+    a, b = _spread(theirs, ours)
+    scale = b.abs().max().item() if b.numel() else 0.0
+    difference = (a - b).abs().max().item() if b.numel() else 0.0
+    return difference / scale if scale else difference
+
+
+def l2_relative(theirs: Tensor, ours: Tensor) -> float:
+    """|theirs - ours| / |ours| in the Euclidean norm: what rounding adds up to."""
+    a, b = _spread(theirs, ours)
+    scale = torch.linalg.vector_norm(b).item()
+    difference = torch.linalg.vector_norm(a - b).item()
+    return difference / scale if scale else difference
+
+
+def _worst(theirs: Tensor, ours: Tensor) -> tuple[tuple[int, ...], float, float]:
+    a, b = _spread(theirs, ours)
+    place = tuple(int(i) for i in torch.unravel_index((a - b).abs().nan_to_num(math.inf).argmax(), a.shape))
+    return place, float(theirs[place].real), float(ours[place].real)
+
+
+def misfit(theirs: Tensor, ours: Tensor) -> str | None:
+    """What makes two tensors incomparable, in words: dtype first, then shape, then NaN and infinity."""
+    if theirs.dtype != ours.dtype:
+        return f"transformers gives {theirs.dtype}, the reference {ours.dtype}".replace("torch.", "")
+    if theirs.shape != ours.shape:
+        return f"transformers gives the shape {tuple(theirs.shape)}, the reference {tuple(ours.shape)}"
+    for side, x in (("transformers", theirs), ("the reference", ours)):
+        if not torch.isfinite(x).all():
+            return f"{side} has {int((~torch.isfinite(x)).sum())} values that are not finite"
+    return None
+
+
+def _refused(note: str) -> Outcome:
+    return Outcome(math.inf, 0.0, False, "differs", note)
+
+
+def _judge(theirs: Tensor, ours: Tensor, error: float, bar: float) -> Outcome:
+    bits = torch.equal(theirs, ours)
+    if error <= bar:
+        return Outcome(error, bar, bits, "same")
+    return Outcome(error, bar, bits, "differs", worst=_worst(theirs, ours))
+
+
+def under_lens(theirs: Tensor, ours: Tensor) -> Outcome:
+    """Same mathematics? Relative to the largest value, against `BAR`. Booleans and integers must be equal."""
+    if note := misfit(theirs, ours):
+        return _refused(note)
+    if not (ours.is_floating_point() or ours.is_complex()):
+        wrong = (theirs != ours).double().mean().item() if ours.numel() else 0.0
+        return _judge(theirs.long(), ours.long(), wrong, 0.0)
+    return _judge(theirs, ours, largest_relative(theirs, ours), BAR)
+
+
+def within_budget(theirs: Tensor, ours: Tensor, oracle: Tensor) -> Outcome:
+    """As close to the truth as the reference is? error(transformers) <= 2 * error(reference) + `ULPS`, in relative L2,
+    both measured against the float64 reference on the same weights and the same input.
+    """
+    if not ours.is_floating_point():
+        return under_lens(theirs, ours)
+    if note := misfit(theirs, ours):
+        return _refused(note)
+    bar = 2 * l2_relative(ours, oracle) + ULPS * torch.finfo(ours.dtype).eps
+    return _judge(theirs, ours, l2_relative(theirs, oracle), bar)
+
+
+def worse(a: Outcome, b: Outcome) -> Outcome:
+    """The one to report of two outcomes of one site; bits are equal only where both are."""
+    rank = ("absent", "not covered", "same", "known", "differs").index
+    key_a, key_b = (rank(a.verdict), a.ratio), (rank(b.verdict), b.ratio)
+    chosen = a if key_a >= key_b else b
+    both = a.bits_equal and b.bits_equal
+    return chosen if chosen.bits_equal == both else Outcome(**{**vars(chosen), "bits_equal": both})

@@ -1,0 +1,90 @@
+"""What there is to test: the cases, and the points of a case, by the names that test ids carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fixtures import real
+from parity_tests.families import FAMILIES
+from parity_tests.harness.case import TRAINED, Case
+from weight_mapping import open_checkpoint
+from weight_mapping.config import find_family
+
+PRECISIONS = ("f64", "f32", "bf16")
+TRAINED_PRECISIONS = ("f64", "f32")
+"""A trained model is compared in bfloat16 only when asked: thirty layers say no more of rounding than three."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line chose; None or empty means everything."""
+
+    families: list[str] | None = None
+    precisions: list[str] | None = None
+    attention: list[str] | None = None
+    device: str = "cpu"
+    checkpoint: Path | None = None
+    trained: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """One kind of site of one case, in one mode: `llama-gqa-f64-eager-isolated-attn`."""
+
+    case: Case
+    mode: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.case}-{self.mode}-{self.kind}"
+
+
+def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
+    """The cases that the options choose, among those that a test takes part in."""
+    chosen = [p for p in precisions if p in (options.precisions or precisions)]
+    found = []
+    if options.checkpoint is None:
+        for family in FAMILIES.values():
+            if options.families and family.name not in options.families:
+                continue
+            found += [
+                Case(family.name, variant, precision, attention, options.device)
+                for variant in family.variants
+                for precision in chosen
+                for attention in family.attention
+                if attention in (options.attention or family.attention)
+            ]
+    for path in trained_checkpoints(options):
+        found += [
+            Case(family_of(path), f"{TRAINED}{path}", precision, attention, options.device)
+            for precision in chosen
+            if precision in (options.precisions or TRAINED_PRECISIONS)
+            for attention in options.attention or ("eager",)
+        ]
+    return found
+
+
+def family_of(path: Path) -> str:
+    """The family of a checkpoint, by the name that config.json has for it. Errors: MappingError."""
+    checkpoint = open_checkpoint(path)
+    return find_family(checkpoint.config, checkpoint.layout).layouts["hf"].names[0]
+
+
+def trained_checkpoints(options: Options) -> list[Path]:
+    """The checkpoint of the command line, or with --trained those that were fetched."""
+    if options.checkpoint is not None:
+        return [options.checkpoint.absolute()]
+    fetched = [real.path_of(name) for name in real.CHECKPOINTS] if options.trained else []
+    return [path for path in fetched if path is not None]
+
+
+def points(options: Options, level: str) -> list[Point]:
+    """Every point of a level."""
+    found = []
+    for case in cases(options, PRECISIONS):
+        for mode in ("isolated", "accumulated"):
+            for kind, its_level, fed in case.record.kinds():
+                if its_level == level and (fed or mode == "accumulated"):
+                    found.append(Point(case, mode, kind))
+    return found

@@ -1,0 +1,229 @@
+"""What a person and a program read: the failure, the verdict, report.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fixtures import tiny
+from parity_tests.harness.case import Case, Difference, Run, explain
+from parity_tests.harness.compare import Outcome
+
+VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
+LEVELS = ("block", "layer", "model", "cache", "generation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One row of report.json."""
+
+    family: str
+    variant: str
+    precision: str
+    attention: str
+    experts: str | None
+    device: str
+    level: str
+    site: str
+    mode: str
+    error: float | None
+    bar: float | None
+    bits_equal: bool
+    verdict: str
+    note: str
+
+    @classmethod
+    def of(cls, case: Case, level: str, mode: str, site: str, outcome: Outcome) -> Result:
+        error, bar = (None if math.isnan(x) else min(x, 1e308) for x in (outcome.error, outcome.bar))
+        return cls(
+            family=case.family,
+            variant=case.name,
+            precision=case.precision,
+            attention=case.attention,
+            experts=None,
+            device=case.device,
+            level=level,
+            site=site,
+            mode=mode,
+            error=error,
+            bar=bar,
+            bits_equal=outcome.bits_equal,
+            verdict=outcome.verdict,
+            note=outcome.note,
+        )
+
+    @property
+    def ratio(self) -> float:
+        """error / bar; above 1 is a difference, 0 where there is nothing to compare."""
+        if self.error is None or self.bar is None:
+            return 0.0
+        return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that could move a result."""
+    found = {name: metadata.version(name) for name in VERSIONED}
+    return found | {"python": platform.python_version()}
+
+
+def device_name(device: str) -> str:
+    """`cpu`, or the accelerator by its name."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{device} ({torch.cuda.get_device_name()})"
+    return device
+
+
+def header(device: str) -> list[str]:
+    """What stands above a test run."""
+    found = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return [f"parity: {found}", f"parity: device {device_name(device)}, fixtures {tiny.content_hash()[:8]}"]
+
+
+def write(results: Sequence[Result], folder: Path, device: str) -> Path:
+    """Write report.json; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.json"
+    rows = [asdict(result) for result in results]
+    content = {"versions": versions(), "device": device_name(device), "fixtures": tiny.content_hash(), "results": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+# --- a failure ---
+
+
+def _number(x: float) -> str:
+    return f"{x:.5g}"
+
+
+def failure(run: Run, difference: Difference, again: str) -> str:
+    """The few lines that say what differs first, by how much, why perhaps, and how to see it again."""
+    case, outcome = run.case, difference.outcome
+    alone = difference.input_error is not None
+    given = f"input agrees to {difference.input_error:.0e}, " if alone else ""
+    lines = [
+        f"{case.family}/{case.name}  {case.precision}  attention={case.attention}  {case.device}",
+        f"  first difference   {difference.site}   {given}"
+        + (outcome.note or f"output is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
+    ]
+    if outcome.worst:
+        place, theirs, mine = outcome.worst
+        lines.append(
+            f"  worst element      {list(place)}   transformers {_number(theirs)}   reference {_number(mine)}"
+            f"   (batch {difference.traced.batch.name}, padding left out)"
+        )
+    lines.append(f"  explained by       {_explanation(run, difference)}")
+    lines += _footer(case, again)
+    return "\n".join(lines)
+
+
+def _explanation(run: Run, difference: Difference) -> str:
+    if not run.lens:
+        return "not tried: run the same id with f64, where agreement is no accident of rounding"
+    found = explain(run, difference)
+    if found is None:
+        return f"none of the {len(run.case.record.deviations)} deviations that {run.case.family} lists"
+    deviation, error = found
+    return f'"{deviation.name}" — with it the reference agrees to {error:.0e}'
+
+
+def _footer(case: Case, again: str) -> list[str]:
+    found = versions()
+    under = ", ".join(f"{name} {found[name]}" for name in ("transformers", "torch"))
+    return [f"  under              {under}, fixture {tiny.content_hash()[:8]}", f'  again              pytest "{again}"']
+
+
+def plain_failure(case: Case, what: str, outcome: Outcome, again: str, explanation: str | None = None) -> str:
+    """A failure that is not tied to one site: caches and generation."""
+    lines = [
+        f"{case.family}/{case.name}  {case.precision}  attention={case.attention}  {case.device}",
+        f"  difference         {what}   " + (outcome.note or f"off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
+    ]
+    if outcome.worst:
+        place, theirs, mine = outcome.worst
+        lines.append(f"  worst element      {list(place)}   {_number(theirs)} against {_number(mine)}")
+    if explanation:
+        lines.append(f"  explained by       {explanation}")
+    return "\n".join(lines + _footer(case, again))
+
+
+# --- the verdict ---
+
+
+def _levels(rows: Sequence[Result]) -> list[Text]:
+    cells = []
+    for level in LEVELS:
+        compared = [r for r in rows if r.level == level and r.verdict in ("same", "known", "differs")]
+        wrong = sum(r.verdict == "differs" for r in compared)
+        if not compared:
+            cells.append(Text("–", "dim"))
+        elif wrong:
+            cells.append(Text(f"{wrong} of {len(compared)} differ", "bold red"))
+        else:
+            cells.append(Text(f"{len(compared)} ✓", "green"))
+    return cells
+
+
+def _precision(rows: Sequence[Result], precision: str) -> Text:
+    mine = [r for r in rows if r.precision == precision and r.verdict in ("same", "known", "differs")]
+    measured = [r for r in mine if r.level != "generation"]
+    if not measured:
+        return Text("–", "dim")
+    worst = max(r.ratio for r in measured)
+    bits = sum(r.bits_equal for r in measured) / len(measured)
+    return Text(f"{worst:.1e}  {bits:4.0%} bits", "red" if worst > 1 else "")
+
+
+def verdict(results: Sequence[Result], device: str) -> Table:
+    """A family a row: sites compared at each level; for each precision the worst error over its bar, and how many sites
+    agree bit for bit; what is known, absent or not covered.
+    """
+    families: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        families[result.family].append(result)
+    precisions = [p for p in ("f64", "f32", "bf16", "f16") if any(r.precision == p for r in results)]
+    found = versions()
+    title = f"transformers {found['transformers']} against the reference, torch {found['torch']}, {device_name(device)}"
+    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("family")
+    for level in LEVELS:
+        table.add_column(level, justify="right")
+    for precision in precisions:
+        table.add_column(f"{precision}: worst/bar, equal", justify="right")
+    table.add_column("known / absent / not covered", justify="right")
+    for family, rows in sorted(families.items()):
+        others = " / ".join(str(sum(r.verdict == v for r in rows)) for v in ("known", "absent", "not covered"))
+        table.add_row(family, *_levels(rows), *(_precision(rows, p) for p in precisions), others)
+    table.caption = _summary(results)
+    return table
+
+
+def _summary(results: Sequence[Result]) -> str:
+    compared = [r for r in results if r.verdict in ("same", "known", "differs")]
+    wrong = sum(r.verdict == "differs" for r in compared)
+    absent = sorted({f"{r.site.split('.')[-1]} ({r.attention}): {r.note}" for r in results if r.verdict == "absent"})
+    head = f"{wrong} of {len(compared)} sites DIFFER" if wrong else f"all {len(compared)} sites agree"
+    return "\n".join([head, *(f"absent: {note}" for note in absent)])
+
+
+def show(results: Iterable[Result], device: str, console: Console | None = None) -> None:
+    """Print the verdict."""
+    rows = list(results)
+    (console or Console(width=None)).print(verdict(rows, device))
+
+
+def as_property(result: Result) -> tuple[str, dict[str, Any]]:
+    """A result as pytest carries it from a worker to the controller."""
+    return "parity", asdict(result)

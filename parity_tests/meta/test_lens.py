@@ -1,0 +1,75 @@
+"""The lens sees every float32, and only that."""
+
+import pytest
+import torch
+from torch import nn
+
+from parity_tests.families import FAMILIES
+from parity_tests.harness import hf
+from parity_tests.harness.batches import standard_batches
+from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.lens import Leaks, Lens
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.to(torch.float32),
+        lambda x: x.to(dtype=torch.float32),
+        lambda x: x.to("cpu", torch.float32),
+        lambda x: x.float(),
+        lambda x: x.type(torch.float32),
+        lambda x: x.type("torch.FloatTensor"),
+        lambda x: x.softmax(-1, dtype=torch.float32),
+        lambda x: nn.functional.softmax(x, -1, dtype=torch.float32),
+        lambda x: x.sum(-1, dtype=torch.float32),
+        lambda x: torch.zeros(3, dtype=torch.float32),
+        lambda x: torch.arange(3, dtype=torch.float32),
+        lambda x: torch.full((2,), 1.5, dtype=torch.float),
+        lambda x: x.new_zeros(3, dtype=torch.float32),
+        lambda x: torch.tensor([1.0], dtype=torch.float32),
+        lambda x: torch.ones_like(x, dtype=torch.float32),
+    ],
+)
+def test_a_request_for_float32_gives_float64(ask) -> None:
+    x = torch.ones(2, 3, dtype=torch.float64)
+    assert ask(x).dtype == torch.float32
+    with Lens():
+        assert ask(x).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_other_dtypes_are_left_alone(dtype: torch.dtype) -> None:
+    with Lens():
+        assert torch.ones(2).to(dtype).dtype == dtype
+
+
+def test_leaks_are_counted() -> None:
+    with Lens(), Leaks() as leaks:
+        torch.ones(2)  # of the default dtype: nobody asked for float32
+    assert sum(leaks.made.values()) == 1
+
+
+LEAKING = {"rope-dynamic": "the base of dynamic NTK, which must keep its float32 formula"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(family.name, variant, "f64", attention)
+        for family in FAMILIES.values()
+        for variant in family.variants
+        for attention in family.attention
+    ],
+    ids=str,
+)
+def test_nothing_of_a_model_escapes(case: Case) -> None:
+    """No float32 tensor is made during a forward on any batch, but for exceptions that are named here."""
+    model = twin(case)
+    made = []
+    for batch in standard_batches(reference(case).config.vocab_size):
+        hf.forget(model)
+        with Leaks() as leaks:
+            hf.run(model, "f64", batch.ids, positions=batch.positions, real=batch.real)
+        made.append(sum(leaks.made.values()))
+    assert any(made) == (case.variant in LEAKING), f"float32 tensors made, by batch: {made}"

@@ -1,0 +1,75 @@
+"""The three uses of a deviation: it is live in the fixture, the suite catches it at its site, and it explains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parity_tests.harness import ours
+from parity_tests.harness.caches import compare_schedule, explain_schedule
+from parity_tests.harness.case import Case, Run, Traced, compare, explain, reference
+from parity_tests.harness.compare import BAR, largest_relative
+from parity_tests.harness.record import Deviation
+from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours
+
+LIVE = 1e6 * BAR
+"""What a deviation must at least change, relative to the largest logit: a hundred times what float32 rounding does."""
+
+
+def deviated(run: Run, deviation: Deviation) -> Run:
+    """The run as it would be if transformers departed in this way, fed as it was in fact fed."""
+    wrong = deviation.of(run.model)
+    traces = []
+    for traced in run.traces:
+        freely = ours.trace(wrong, traced.batch, run.units)
+        calls = {}
+        for unit in run.units:
+            call = traced.theirs[unit.name]
+            alone = ours.isolated(wrong, unit, call, traced.mine, run.dtype) if unit.feed else freely
+            calls[unit.name] = replace(call, planted={site.name: alone[unit.site_name(site)] for site in unit.sites})
+        traces.append(Traced(traced.batch, calls, traced.mine, traced.oracle))
+    return Run(run.case, run.model, run.oracle, traces, run.units)
+
+
+def test_live(case: Case, deviation: Deviation) -> None:
+    """The fixture's logits move far above the bar."""
+    model = reference(case)
+    changes = []
+    for batch in (*cache_batches(model.config.vocab_size, case.device), *(t.batch for t in compare(case).traces)):
+        sizes = SCHEDULES["steps"] if deviation.site == "cache" else (batch.ids.shape[1],)
+        if batch.ids.shape[1] >= sum(sizes):
+            right, _ = read_ours(model, batch, sizes)
+            wrong, _ = read_ours(deviation.of(model), batch, sizes)
+            changes.append(largest_relative(wrong[batch.keep], right[batch.keep]))
+    assert max(changes) > LIVE, f"{deviation.name!r} moves no logit by more than {max(changes):.1e}: the fixture is blind"
+
+
+def test_caught(case: Case, deviation: Deviation) -> None:
+    """A reference that departs fails against transformers, and first at the site that the deviation names."""
+    run = compare(case).with_reference(deviation)
+    first = run.first_difference()
+    if deviation.site == "cache":
+        assert first is None, "a pass without a cache shows it already"
+        assert compare_schedule(run, "steps", static=False).verdict == "differs"
+    else:
+        assert first is not None, "nothing differs"
+        assert first.kind == deviation.site
+
+
+def test_explained(case: Case, deviation: Deviation) -> None:
+    """Where transformers departs, the harness says in which way."""
+    run = compare(case)
+    if deviation.site == "cache":
+        wrong_model = deviation.of(run.model)
+        batches = cache_batches(run.model.config.vocab_size, case.device)
+        theirs = [read_ours(wrong_model, batch, SCHEDULES["steps"])[0] for batch in batches]
+        found = explain_schedule(run, "steps", theirs)
+        assert found is not None, "nothing explains it"
+        assert found.name == deviation.name
+        return
+    wrong = deviated(run, deviation)
+    difference = wrong.first_difference()
+    assert difference is not None
+    explanation = explain(wrong, difference)
+    assert explanation is not None, f"nothing explains the difference at {difference.site}"
+    assert explanation[0].name == deviation.name
+

@@ -1,0 +1,211 @@
+"""config.json or GGUF metadata to the reference's config and back, with every key accounted for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from fnmatch import fnmatchcase
+
+import torch
+
+from reference_impl.position import RopeConfig
+from weight_mapping.checkpoint import Checkpoint, Value
+from weight_mapping.errors import MappingError
+from weight_mapping.families import FAMILIES
+from weight_mapping.family import C, Default, Family, Fields, Layout, ReferenceConfig
+from weight_mapping.rope import SCALINGS
+
+_FILE = {"hf": "config.json", "gguf": "GGUF metadata"}
+_TYPE_KEY = {"hf": "model_type", "gguf": "general.architecture"}
+_NESTED = ("rope_scaling", "rope_parameters")
+
+_HARMLESS = {
+    "hf": (
+        # who wrote the file, and how it is stored
+        *"_name_or_path name_or_path _commit_hash architectures model_type transformers_version".split(),
+        *"torch_dtype dtype transformers.js_config unsloth_*".split(),
+        # training
+        *"initializer_range attention_dropout gradient_checkpointing".split(),
+        # tokens, generation, and what a call returns
+        *"*_token_id tokenizer_class use_cache cache_implementation return_dict output_attentions".split(),
+        *"output_hidden_states id2label label2id problem_type task_specific_params finetuning_task".split(),
+        *"max_length min_length max_new_tokens do_sample num_beams temperature top_k top_p".split(),
+        *"repetition_penalty length_penalty no_repeat_ngram_size bad_words_ids early_stopping".split(),
+        # how it is computed, and advice
+        *"_attn_implementation* attn_implementation chunk_size_feed_forward torchscript".split(),
+        *"is_decoder max_sequence_length rope_scaling.finetuned".split(),
+    ),
+    "gguf": ("general.*", "tokenizer.*", "quantize.*", "split.no", "split.tensors.count"),
+}
+_ONLY: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
+    "hf": {
+        **dict.fromkeys(_NESTED, (None,)),  # an object is taken apart before it comes here
+        "partial_rotary_factor": (None, 1),
+        "rope_scaling.partial_rotary_factor": (None, 1),
+        "rope_parameters.partial_rotary_factor": (None, 1),
+        "is_encoder_decoder": (None, False),
+        "add_cross_attention": (None, False),
+        "pruned_heads": (None, {}),
+        "quantization_config": (None,),
+    },
+    "gguf": {"split.count": (0, 1)},
+}
+
+
+def find_family(raw: Mapping[str, Value], layout: str, where: str | None = None) -> Family:
+    """The family that a config names. Raises MappingError when it names none, or one that is not here."""
+    where, key = where or _FILE[layout], _TYPE_KEY[layout]
+    known = {name: f for f in FAMILIES for name in (f.layouts[layout].names if layout in f.layouts else ())}
+    name = raw.get(key)
+    if name is None:
+        raise MappingError(f"{where}: lacks the key {key!r}; add it, one of {', '.join(known)}")
+    if not isinstance(name, str) or name not in known:
+        raise MappingError(f"{where}: {key} {name!r} is not supported; supported are {', '.join(known)}")
+    return known[name]
+
+
+def parse_config(
+    raw: Mapping[str, Value], layout: str, *, where: str | None = None, tensors_say: Fields | None = None
+) -> tuple[Family, ReferenceConfig]:
+    """The family and the reference's config that `raw` describes.
+
+    layout: "hf" for config.json of transformers 4 or 5, "gguf" for GGUF metadata. where: the file, for errors.
+    tensors_say: fields that the layout leaves to the tensors. Raises MappingError on a key that is unknown, has a
+    value of the wrong kind, contradicts another, or is needed and lacking.
+    """
+    where = where or _FILE[layout]
+    family = find_family(raw, layout, where)
+    try:
+        return family, _build(family, family.layouts[layout], {**(tensors_say or {}), **_read(raw, layout, family)})
+    except MappingError as error:
+        raise MappingError(f"{where}: {error}") from None
+
+
+def read_config(checkpoint: Checkpoint) -> tuple[Family, ReferenceConfig]:
+    """The same for a checkpoint, which completes its config by its tensors."""
+    where = str(checkpoint.config_file)
+    family = find_family(checkpoint.config, checkpoint.layout, where)
+    says = family.layouts[checkpoint.layout].tensors_say
+    implied: Fields = {field: look(checkpoint) for field, look in says.items()}
+    return parse_config(checkpoint.config, checkpoint.layout, where=where, tensors_say=implied)
+
+
+def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str, Value]:
+    """The inverse: a config.json with the keys of transformers 4, which 5 reads as well.
+
+    Raises MappingError when config.json has no way to say what `config` is.
+    """
+    layout = family.layouts["hf"]
+    values = _fields_of(config)
+    out: dict[str, Value] = {"architectures": [family.architecture], "model_type": layout.names[0]}
+    scaling: dict[str, Value] = {}
+    for key, field in _first_keys(layout).items():
+        group, _, part = key.rpartition(".")
+        if values.get(field) is not None:
+            (scaling if group else out)[part] = values[field]
+    # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it
+    scaled = values["rope.type"] != "default"
+    out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
+    out["torch_dtype"] = str(dtype).removeprefix("torch.")
+    if parse_config(out, "hf")[1] != config:
+        raise MappingError(f"config.json cannot say what {config} is")
+    return out
+
+
+def spell(layout: Layout[C], config: C, field: str) -> str | None:
+    """A field as the layout's key and the config's value, for errors; None where no key gives it."""
+    key = next((key for key, entry in layout.keys.items() if entry.field == field), None)
+    return key and f"{key} {getattr(config, field)}"
+
+
+def is_harmless(key: str, layout: str, family: Family) -> bool:
+    """Whether a key is known to change no result."""
+    return any(fnmatchcase(key, pattern) for pattern in _HARMLESS[layout] + family.layouts[layout].harmless)
+
+
+def _flat(raw: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
+    for key, value in raw.items():
+        if key in _NESTED and isinstance(value, dict):
+            yield from ((f"{key}.{part}", inner) for part, inner in value.items())
+        else:
+            yield key, value
+
+
+def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
+    """The fields that `raw` gives. Every key must be one of the family's, have its only value, or be harmless."""
+    known, only = family.layouts[layout].keys, {**_ONLY[layout], **family.layouts[layout].only}
+    given: dict[str, tuple[str, Value]] = {}
+    for key, value in _flat(raw):
+        if key in known:
+            kind = known[key].kind
+            if value in kind.absent:
+                continue
+            read = kind.read(value)
+            if read is None:
+                raise MappingError(f"{key} is {value!r} and must be {kind.says}")
+            first, other = given.setdefault(known[key].field, (key, read))
+            if other != read:
+                raise MappingError(f"{key} {value!r} contradicts {first} {other!r}; keep the right one")
+        elif key in only:
+            if value not in only[key]:
+                allowed = " or ".join(map(repr, only[key]))
+                raise MappingError(f"{key} is {value!r}, and only {allowed} is supported")
+        elif not is_harmless(key, layout, family):
+            raise MappingError(f"the key {key!r} is unknown and could change the maths; remove it if it does not")
+    return {field: value for field, (_, value) in given.items()}
+
+
+def _complete(given: Fields, names: list[str], defaults: Mapping[str, Default], spelled: Callable[[str], str]) -> None:
+    """Put the defaults in, each a function of what stands before it."""
+    for name in names:
+        if name not in given and name not in defaults:
+            raise MappingError(f"lacks the key {spelled(name)!r}; add it")
+    for name, default in defaults.items():
+        if name not in given:
+            given[name] = default(given) if callable(default) else default
+
+
+def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
+    def spelled(field: str) -> str:
+        return next((key for key, entry in layout.keys.items() if entry.field == field), field)
+
+    names = [field.name for field in fields(family.config) if field.name != "rope"]
+    _complete(given, names, layout.defaults, spelled)
+    values: Fields = {name: given[name] for name in names}
+
+    kind = given["rope.type"]
+    if kind not in SCALINGS:
+        raise MappingError(f"{spelled('rope.type')} {kind!r} is not supported yet; supported are {', '.join(SCALINGS)}")
+    scaling = SCALINGS[kind]
+    parts = [f"rope.{field.name}" for field in fields(scaling.make)]
+    for name in given:
+        if name.startswith("rope.") and name not in ("rope.type", "rope.theta", *parts):
+            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
+    _complete(given, parts, scaling.defaults, spelled)
+    values["rope"] = RopeConfig(
+        theta=given["rope.theta"],
+        width=given[family.rope.width],
+        pairing=family.rope.pairing,
+        scaling=scaling.make(**{part.removeprefix("rope."): given[part] for part in parts}),
+    )
+    config = family.config(**values)
+    for check in family.checks:
+        if not check.holds(config):
+            spelling = {name: f"{spelled(name)} {getattr(config, name)}" for name in names}
+            raise MappingError(check.says.format(**spelling))
+    return config
+
+
+def _fields_of(config: ReferenceConfig) -> Fields:
+    """The inverse of `_build`."""
+    out: Fields = {field.name: getattr(config, field.name) for field in fields(config)}
+    rope = out.pop("rope")
+    assert isinstance(rope, RopeConfig)
+    out |= {f"rope.{field.name}": getattr(rope.scaling, field.name) for field in fields(rope.scaling)}
+    kind = next(kind for kind, scaling in SCALINGS.items() if scaling.make is type(rope.scaling))
+    return out | {"rope.theta": rope.theta, "rope.type": kind}
+
+
+def _first_keys(layout: Layout) -> dict[str, str]:
+    seen: dict[str, str] = {}
+    for key, entry in layout.keys.items():
+        seen.setdefault(entry.field, key)
+    return {key: field for field, key in seen.items()}

@@ -1,0 +1,164 @@
+"""Llama 1 to 3.x, and what came with their config: SmolLM2 for one. Touvron et al. 2023, Dubey et al. 2024."""
+
+from reference_impl.ffn import ACTIVATIONS
+from reference_impl.models.llama import LlamaConfig, LlamaModel
+from weight_mapping.family import COUNT, FLAG, POSITIVE, TEXT, Check, Family, Key, Layout, Rope
+from weight_mapping.rope import HF_ROPE_KEYS, gguf_rope_keys
+from weight_mapping.rules import Drop, PairsToHalves, Table, rename, tie
+
+
+def hf(config: LlamaConfig) -> Table:
+    """The names of the hub: model.safetensors as transformers writes it."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    here, there = "model.layers.{layer}.", "layers.{layer}."
+    return Table(
+        index={"layer": range(config.n_layers), "part": ("weight", "bias")},
+        rules=(
+            *((tie((embedding, head), "embed.weight"),) if config.tied_head else ()),
+            *(() if config.tied_head else (rename(embedding, "embed.weight"), rename(head, "lm_head.weight"))),
+            rename(here + "input_layernorm.weight", there + "attn_norm.weight"),
+            rename(here + "self_attn.q_proj.{part}", there + "attn.q_proj.{part}"),
+            rename(here + "self_attn.k_proj.{part}", there + "attn.k_proj.{part}"),
+            rename(here + "self_attn.v_proj.{part}", there + "attn.v_proj.{part}"),
+            rename(here + "self_attn.o_proj.{part}", there + "attn.o_proj.{part}"),
+            rename(here + "post_attention_layernorm.weight", there + "ffn_norm.weight"),
+            rename(here + "mlp.gate_proj.{part}", there + "ffn.gate_proj.{part}"),
+            rename(here + "mlp.up_proj.{part}", there + "ffn.up_proj.{part}"),
+            rename(here + "mlp.down_proj.{part}", there + "ffn.down_proj.{part}"),
+            rename("model.norm.weight", "norm.weight"),
+        ),
+        drops=(
+            Drop(
+                source=here + "self_attn.rotary_emb.inv_freq",
+                reason="a buffer that releases before 4.32 stored; every reader makes its own from rope_theta",
+            ),
+        ),
+    )
+
+
+def gguf(config: LlamaConfig) -> Table:
+    """GGUF's names. Its q and k rows are in the paper's order, the components that turn together side by side."""
+    q, k = PairsToHalves(config.n_heads), PairsToHalves(config.n_kv_heads)
+    here, there = "blk.{layer}.", "layers.{layer}."
+    return Table(
+        index={"layer": range(config.n_layers), "part": ("weight", "bias")},
+        rules=(
+            rename("token_embd.weight", "embed.weight"),
+            rename("output.weight", "lm_head.weight"),  # a tied head is not stored
+            rename(here + "attn_norm.weight", there + "attn_norm.weight"),
+            rename(here + "attn_q.{part}", there + "attn.q_proj.{part}", q),
+            rename(here + "attn_k.{part}", there + "attn.k_proj.{part}", k),
+            rename(here + "attn_v.{part}", there + "attn.v_proj.{part}"),
+            rename(here + "attn_output.{part}", there + "attn.o_proj.{part}"),
+            rename(here + "ffn_norm.weight", there + "ffn_norm.weight"),
+            rename(here + "ffn_gate.{part}", there + "ffn.gate_proj.{part}"),
+            rename(here + "ffn_up.{part}", there + "ffn.up_proj.{part}"),
+            rename(here + "ffn_down.{part}", there + "ffn.down_proj.{part}"),
+            rename("output_norm.weight", "norm.weight"),
+        ),
+        drops=(
+            Drop(
+                source="rope_freqs.weight",
+                reason="divisors of RoPE's frequencies, all 1",
+                only_if=1.0,
+                otherwise="divides RoPE's frequencies as llama3's scaling does, whose parameters GGUF does not hold: "
+                "not supported yet, take the HF checkpoint",
+            ),
+        ),
+    )
+
+
+_DEFAULTS = {
+    "n_kv_heads": lambda f: f["n_heads"],
+    "d_head": lambda f: f["d_model"] // f["n_heads"],
+    "activation": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tied_head": False,
+    "rope.theta": 10000.0,
+    "rope.type": "default",
+}
+
+FAMILY = Family(
+    architecture="LlamaForCausalLM",
+    config=LlamaConfig,
+    model=LlamaModel,
+    rope=Rope(width="d_head", pairing="halves"),
+    checks=(
+        Check("{n_heads} is no multiple of {n_kv_heads}", lambda c: c.n_heads % c.n_kv_heads == 0),
+        Check("{d_head} is odd, and RoPE turns pairs", lambda c: c.d_head % 2 == 0),
+        Check(
+            "{d_model} is no multiple of {n_heads}, and no head_dim is given",
+            lambda c: c.d_model % c.n_heads == 0 or c.d_head != c.d_model // c.n_heads,
+        ),
+        Check(f"{{activation}} is not one of {', '.join(ACTIVATIONS)}", lambda c: c.activation in ACTIVATIONS),
+    ),
+    layouts={
+        "hf": Layout(
+            names=("llama",),
+            keys={
+                "vocab_size": Key("vocab_size", COUNT),
+                "hidden_size": Key("d_model", COUNT),
+                "intermediate_size": Key("d_ff", COUNT),
+                "num_hidden_layers": Key("n_layers", COUNT),
+                "num_attention_heads": Key("n_heads", COUNT),
+                "num_key_value_heads": Key("n_kv_heads", COUNT),
+                "head_dim": Key("d_head", COUNT),
+                "hidden_act": Key("activation", TEXT),
+                "max_position_embeddings": Key("max_positions", COUNT),
+                "rms_norm_eps": Key("norm_eps", POSITIVE),
+                "attention_bias": Key("attention_bias", FLAG),
+                "mlp_bias": Key("mlp_bias", FLAG),
+                "tie_word_embeddings": Key("tied_head", FLAG),
+                **HF_ROPE_KEYS,
+            },
+            only={
+                "pretraining_tp": (1,),  # more computes each projection in slices, which rounds otherwise
+                "rope_interleaved": (False,),
+            },
+            harmless=("is_llama_config",),
+            defaults={
+                "vocab_size": 32000,
+                "d_model": 4096,
+                "d_ff": 11008,
+                "n_layers": 32,
+                "n_heads": 32,
+                "max_positions": 2048,
+                "norm_eps": 1e-6,
+                **_DEFAULTS,
+            },
+            table=hf,
+        ),
+        "gguf": Layout(
+            names=("llama",),
+            keys={
+                "llama.vocab_size": Key("vocab_size", COUNT),
+                "llama.embedding_length": Key("d_model", COUNT),
+                "llama.feed_forward_length": Key("d_ff", COUNT),
+                "llama.block_count": Key("n_layers", COUNT),
+                "llama.attention.head_count": Key("n_heads", COUNT),
+                "llama.attention.head_count_kv": Key("n_kv_heads", COUNT),
+                "llama.attention.key_length": Key("d_head", COUNT),
+                "llama.attention.value_length": Key("d_head", COUNT),
+                "llama.rope.dimension_count": Key("d_head", COUNT),
+                "llama.context_length": Key("max_positions", COUNT),
+                "llama.attention.layer_norm_rms_epsilon": Key("norm_eps", POSITIVE),
+                **gguf_rope_keys("llama"),
+            },
+            only={
+                "llama.expert_count": (0,),
+                "llama.expert_used_count": (0,),
+                "llama.rope.scaling.attn_factor": (1.0,),
+            },
+            harmless=("llama.tensor_data_layout", "llama.rope.scaling.finetuned"),
+            defaults=_DEFAULTS,
+            tensors_say={
+                "vocab_size": lambda c: c.shape("token_embd.weight")[0],
+                "tied_head": lambda c: "output.weight" not in c,
+                "attention_bias": lambda c: "blk.0.attn_q.bias" in c,
+                "mlp_bias": lambda c: "blk.0.ffn_up.bias" in c,
+            },
+            table=gguf,
+        ),
+    },
+)

@@ -1,0 +1,104 @@
+"""What this package knows of a family of models, as data: its config's keys and its tensors' names in each layout."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+
+from reference_impl.decoder import Decoder
+from reference_impl.position import Pairing
+from weight_mapping.checkpoint import Checkpoint, Value
+from weight_mapping.rules import Table
+
+Fields: TypeAlias = dict[str, Any]
+"""A config under the reference's names, each value of the kind of its key. RoPE's parts are `rope.theta`, `rope.type`
+and `rope.<field of the scaling>`."""
+
+Default: TypeAlias = Value | Callable[[Any], Value]
+"""What a field is when the config does not say: a value, or a function of the fields known so far (of mixed types)."""
+
+
+class ReferenceConfig(Protocol):
+    """A config of the reference: any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+C = TypeVar("C", bound=ReferenceConfig)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the value of a key may be; `read` gives None for what it may not. An `absent` value is like no key."""
+
+    says: str
+    read: Callable[[Value], Value]
+    absent: tuple[Value, ...] = (None,)
+
+
+def _number(value: Value, least: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if least <= value <= sys.float_info.max else None
+
+
+COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
+POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
+AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
+FLAG = Kind("true or false", lambda v: v if type(v) is bool else None)
+TEXT = Kind("a string", lambda v: v if type(v) is str else None)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a config and the field it gives. Keys that give one field must agree; the first of them is written."""
+
+    field: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Check(Generic[C]):
+    """What a config must satisfy, and what to say when it does not, with `{fields}` filled in by key and value."""
+
+    says: str
+    holds: Callable[[C], bool]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which field is the rotated width of a head, and which components the reference pairs up."""
+
+    width: str
+    pairing: Pairing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout(Generic[C]):
+    """How one layout writes down a family: the names it has there, its config's keys, its tensors."""
+
+    names: tuple[str, ...]
+    """HF's `model_type`s, GGUF's architectures. The first is written."""
+    keys: Mapping[str, Key]
+    only: Mapping[str, tuple[Value, ...]]
+    """Keys that could change the maths, with the values at which they do not."""
+    harmless: tuple[str, ...]
+    """Keys that change no result of a forward, beside those that no family minds; `*` stands for anything."""
+    defaults: Mapping[str, Default]
+    """Fields that the config may leave out; each default may look at the fields before it."""
+    tensors_say: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
+    """Fields that the layout leaves to the tensors."""
+    table: Callable[[C], Table]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(Generic[C]):
+    """A family of models: a file in `families/` that assigns one to FAMILY adds it."""
+
+    architecture: str
+    """The class that config.json names."""
+    config: type[C]
+    model: Callable[[C], Decoder]
+    rope: Rope
+    checks: tuple[Check[C], ...]
+    layouts: Mapping[str, Layout[C]]

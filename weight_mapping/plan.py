@@ -1,0 +1,163 @@
+"""A table of rules, expanded for one model and checked: it takes tensors from a file's layout to the model's and back."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+import torch
+from torch import Tensor
+
+from weight_mapping.errors import MappingError
+from weight_mapping.rules import Drop, Rule, Table, Tensors
+
+Index = Mapping[str, Sequence[object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Every name spelled out. `sources` and `targets` give each one's shape, as an empty tensor on the meta device."""
+
+    rules: tuple[Rule, ...]
+    drops: Mapping[str, Drop]
+    sources: Mapping[str, Tensor]
+    targets: Mapping[str, Tensor]
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise MappingError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
+        _check_each({name: t for name, t in tensors.items() if name not in self.drops}, self.sources)
+        for rule in self.rules:
+            _check_rule(rule.sources, tensors, rule.targets, some=rule.tied)
+
+    def forward(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The layout's tensors as the model's parameters: their values, gradients or optimizer state."""
+        self.check(tensors)
+        for name, drop in self.drops.items():
+            if name in tensors:
+                _check_drop(name, tensors[name], drop)
+        out: dict[str, Tensor] = {}
+        for rule in self.rules:
+            group = tuple(tensors[name] for name in rule.sources if name in tensors)
+            if rule.tied:
+                group = _same(rule.sources, group)
+            for op in rule.ops:
+                group = op(group)
+            out.update(zip(rule.targets, group, strict=True))
+        return out
+
+    def backward(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `forward`. What is tied is given once, and what was dropped is not made up."""
+        _check_each(parameters, self.targets)
+        out: dict[str, Tensor] = {}
+        for rule in self.rules:
+            _check_rule(rule.targets, parameters, rule.sources)
+            out.update(_undo(rule, tuple(parameters[name] for name in rule.targets)))
+        return out
+
+
+def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
+    """Expand `table` for a model with these parameters (only their names and shapes are looked at), and check it.
+
+    Takes time linear in the number of names. Raises MappingError when a tensor is claimed twice, or a parameter is
+    written twice or never.
+    """
+    targets = {name: torch.empty_like(p, device="meta", requires_grad=False) for name, p in parameters.items()}
+    rules = tuple(r for rule in table.rules for r in _expand(rule, table.index) if _applies(r, targets))
+    drops = {name: drop for drop in table.drops for name in _names(drop.source, table.index)}
+    _claim_once("tensor", itertools.chain(((name, r) for r in rules for name in r.sources), drops.items()))
+    written = _claim_once("parameter", ((name, r) for r in rules for name in r.targets))
+    for name in targets:
+        if name not in written:
+            raise MappingError(f"parameter {name!r} is written by no rule of the table", tensor=name)
+
+    sources: dict[str, Tensor] = {}
+    for rule in rules:  # what the file must hold is what the inverse makes of the model
+        made = _undo(rule, tuple(targets[name] for name in rule.targets))
+        sources |= dict.fromkeys(rule.sources, made[rule.sources[0]]) if rule.tied else made
+    return Plan(rules=rules, drops=drops, sources=sources, targets=targets)
+
+
+def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
+    for op in reversed(rule.ops):
+        group = op.inverse(group)
+    return dict(zip(rule.sources[:1] if rule.tied else rule.sources, group, strict=True))
+
+
+def _indices(pattern: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(pattern) if name}
+
+
+def _settings(indices: Iterable[str], index: Index) -> Iterator[dict[str, object]]:
+    """Every combination of values of these indices, the last one running fastest."""
+    names = sorted(indices)
+    for values in itertools.product(*(index[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _names(pattern: str, index: Index) -> list[str]:
+    return [pattern.format(**setting) for setting in _settings(_indices(pattern), index)]
+
+
+def _expand(rule: Rule, index: Index) -> Iterator[Rule]:
+    """The rule once for every value of the indices that its patterns share, with the others listed out."""
+    found = {pattern: _indices(pattern) for pattern in rule.sources + rule.targets}
+    shared = set.intersection(*found.values())
+    inner = {pattern: list(_settings(indices - shared, index)) for pattern, indices in found.items()}
+    for outer in _settings(shared, index):
+        sources = tuple(p.format(**outer, **own) for p in rule.sources for own in inner[p])
+        targets = tuple(p.format(**outer, **own) for p in rule.targets for own in inner[p])
+        yield Rule(sources, targets, rule.ops, rule.tied)
+
+
+def _applies(rule: Rule, targets: Mapping[str, Tensor]) -> bool:
+    present = [name in targets for name in rule.targets]
+    if any(present) and not all(present):
+        lacking = rule.targets[present.index(False)]
+        raise MappingError(f"{rule} writes {lacking!r}, which the model lacks", tensor=lacking)
+    return all(present)
+
+
+def _claim_once(what: str, claims: Iterable[tuple[str, Rule | Drop]]) -> dict[str, Rule | Drop]:
+    owners: dict[str, Rule | Drop] = {}
+    for name, owner in claims:
+        if name in owners:
+            raise MappingError(f"{what} {name!r} is claimed twice, by ({owners[name]}) and by ({owner})", tensor=name)
+        owners[name] = owner
+    return owners
+
+
+def _check_each(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise MappingError(f"tensor {name!r} is unexpected, no rule takes it", tensor=name)
+        if tensor.shape != expected[name].shape:
+            shapes = f"shape {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
+            raise MappingError(f"tensor {name!r} has {shapes}", tensor=name)
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            wants = "a float of 16 bits or more is expected; dequantize it"
+            raise MappingError(f"tensor {name!r} is {tensor.dtype} where {wants}", tensor=name)
+
+
+def _check_rule(names: Sequence[str], tensors: Mapping[str, Tensor], makes: Sequence[str], some: bool = False) -> None:
+    """Raise unless these names (`some`: one of them at least) are there, in one dtype: a rule keeps bits, it never casts."""
+    missing = [name for name in names if name not in tensors]
+    if missing and not (some and len(missing) < len(names)):
+        raise MappingError(f"tensor {missing[0]!r} is missing, and {makes[0]!r} is made of it", tensor=missing[0])
+    dtypes = {tensors[name].dtype: name for name in names if name in tensors}
+    if len(dtypes) > 1:
+        (one, first), (two, second) = list(dtypes.items())[:2]
+        kinds = f"tensors {first!r} ({one}) and {second!r} ({two}) make one parameter"
+        raise MappingError(f"{kinds}; store them in one dtype", tensor=first)
+
+
+def _check_drop(name: str, tensor: Tensor, drop: Drop) -> None:
+    if drop.only_if is not None and not tensor.is_meta and not (tensor == drop.only_if).all():
+        raise MappingError(f"tensor {name!r} {drop.otherwise}", tensor=name)
+
+
+def _same(names: Sequence[str], copies: Tensors) -> Tensors:
+    """The one tensor that tied copies are; meta tensors have no values that could differ."""
+    if any(not copy.is_meta and not torch.equal(copy, copies[0]) for copy in copies[1:]):
+        both = " and ".join(map(repr, names))
+        raise MappingError(f"tensors {both} differ where the config ties them; untie it or store one", tensor=names[-1])
+    return copies[:1]

@@ -1,0 +1,173 @@
+"""The algebra of checkpoint layouts: invertible operations, the rules that chain them, and the tables of rules.
+
+A rule leads tensors of a file to parameters of the reference. Its patterns hold indices, as `{layer}`. An index that
+all patterns of a rule share runs over copies of the rule; one that only one side has lists several tensors in order:
+
+    rename("model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", "layers.{layer}.ffn.up", Stack())
+
+stacks the experts of a layer, and does so for each layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+
+
+class Op(Protocol):
+    """Some tensors in, some out, no bit of a value changed. `op.inverse(op(x))` is `x`, shape and dtype included."""
+
+    def __call__(self, tensors: Tensors) -> Tensors: ...
+
+    @property
+    def inverse(self) -> "Op": ...
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """(..., a, b) -> (..., b, a), of each tensor."""
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return tuple(t.mT for t in tensors)
+
+    @property
+    def inverse(self) -> "Transpose":
+        return self
+
+
+@dataclass(frozen=True)
+class Split:
+    """(heads * sum(sizes), ...) -> one (heads * size, ...) a size: every head's rows are cut in the same places."""
+
+    sizes: tuple[int, ...]
+    heads: int = 1
+    dim: int = 0
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        (whole,) = tensors
+        by_head = whole.unflatten(self.dim, (self.heads, sum(self.sizes)))
+        return tuple(part.flatten(self.dim, self.dim + 1) for part in by_head.split(self.sizes, self.dim + 1))
+
+    @property
+    def inverse(self) -> "Concatenate":
+        return Concatenate(self.sizes, self.heads, self.dim)
+
+
+@dataclass(frozen=True)
+class Concatenate:
+    """One (heads * size, ...) a size -> (heads * sum(sizes), ...): the inverse of `Split`."""
+
+    sizes: tuple[int, ...]
+    heads: int = 1
+    dim: int = 0
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        by_head = [t.unflatten(self.dim, (self.heads, n)) for t, n in zip(tensors, self.sizes, strict=True)]
+        return (torch.cat(by_head, self.dim + 1).flatten(self.dim, self.dim + 1),)
+
+    @property
+    def inverse(self) -> Split:
+        return Split(self.sizes, self.heads, self.dim)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """n of (...) -> one (n, ...)."""
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return (torch.stack(tensors),)
+
+    @property
+    def inverse(self) -> "Unstack":
+        return Unstack()
+
+
+@dataclass(frozen=True)
+class Unstack:
+    """One (n, ...) -> n of (...)."""
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        (whole,) = tensors
+        return whole.unbind()
+
+    @property
+    def inverse(self) -> Stack:
+        return Stack()
+
+
+@dataclass(frozen=True)
+class PairsToHalves:
+    """Reorder the rows of each head for RoPE, (heads * e, ...): 0 1 2 3 4 5 -> 0 2 4 1 3 5.
+
+    Components that turn together lie side by side before, and half a head apart after.
+    """
+
+    heads: int
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return tuple(t.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) for t in tensors)
+
+    @property
+    def inverse(self) -> "HalvesToPairs":
+        return HalvesToPairs(self.heads)
+
+
+@dataclass(frozen=True)
+class HalvesToPairs:
+    """Reorder the rows of each head for RoPE, (heads * e, ...): 0 2 4 1 3 5 -> 0 1 2 3 4 5."""
+
+    heads: int
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        return tuple(t.unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2) for t in tensors)
+
+    @property
+    def inverse(self) -> PairsToHalves:
+        return PairsToHalves(self.heads)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Leads `sources` through `ops` to `targets`. Without ops it renames, one to one."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    ops: tuple[Op, ...] = ()
+    tied: bool = False
+    """The sources are copies of one tensor. A file may carry any of them; the first is the one to write."""
+
+    def __str__(self) -> str:
+        return f"{' + '.join(self.sources)} -> {' + '.join(self.targets)}"
+
+
+def rename(source: str, target: str, *ops: Op) -> Rule:
+    """One tensor to one parameter."""
+    return Rule((source,), (target,), ops)
+
+
+def tie(sources: tuple[str, ...], target: str) -> Rule:
+    """Copies of one tensor to the one parameter that they are."""
+    return Rule(sources, (target,), tied=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A tensor that no parameter takes, and why. With `only_if`, a file whose values are others is refused."""
+
+    source: str
+    reason: str
+    only_if: float | None = None
+    otherwise: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One layout of one model. A rule whose targets the model lacks (its biases, say) is passed over."""
+
+    index: Mapping[str, Sequence[object]]
+    rules: tuple[Rule, ...]
+    drops: tuple[Drop, ...] = ()

@@ -1,0 +1,94 @@
+"""A model of the reference as a checkpoint in the layout of the hub."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from reference_impl.decoder import Decoder
+from weight_mapping.checkpoint import HFFolder, Value
+from weight_mapping.config import is_harmless, render_config
+from weight_mapping.errors import MappingError
+from weight_mapping.loading import family_of, parameters_of, plan_for
+
+
+def save(
+    model: Decoder,
+    path: str | Path,
+    *,
+    extra: Mapping[str, Value] | None = None,
+    max_shard_size: int = 5 * 10**9,
+    overwrite: bool = False,
+) -> None:
+    """Write `model` to the folder `path` as safetensors and a config.json with the keys of transformers 4.
+
+    extra: keys for config.json that change no result, as token ids. max_shard_size: bytes; more go to several files
+    with an index. overwrite: replace the checkpoint in a folder that is not empty, leaving its other files. Every new
+    file is complete before the first old one is touched. Raises MappingError when the folder is not empty, when `extra`
+    would change the maths, or when the model has no family here or no values.
+    """
+    path, (family, config) = Path(path), family_of(model)
+    parameters = parameters_of(model)
+    for name, tensor in parameters.items():
+        if tensor.is_meta:
+            raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save", tensor=name)
+    dtype = reduce(torch.promote_types, (t.dtype for t in parameters.values()))
+    written = render_config(family, config, dtype)
+    for key in extra or {}:
+        if key in written or not is_harmless(key, "hf", family):
+            raise MappingError(f"extra key {key!r} is not one that changes no result; leave it out")
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()) and not overwrite:
+        raise MappingError(f"{path}: is not empty; give another folder, or overwrite=True")
+
+    tensors = plan_for(family, config, "hf").backward(parameters)
+    with TemporaryDirectory(dir=path, prefix=".saving-") as folder:
+        _write_tensors(tensors, Path(folder), max_shard_size)
+        _write_json(Path(folder) / HFFolder.CONFIG, {**written, **(extra or {})})
+        new = {file.name for file in Path(folder).iterdir()}
+        for name in sorted(new):
+            os.replace(Path(folder) / name, path / name)
+    for stale in path.glob("model*.safetensors*"):
+        if stale.name not in new:
+            stale.unlink()
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, max_shard_size: int) -> None:
+    shards = list(_shards(tensors, max_shard_size))
+    if len(shards) == 1:
+        _save_file(shards[0], folder / HFFolder.WEIGHTS)
+        return
+    files: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        name = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        _save_file(shard, folder / name)
+        files |= dict.fromkeys(shard, name)
+    size = sum(t.nbytes for t in tensors.values())
+    _write_json(folder / HFFolder.INDEX, {"metadata": {"total_size": size}, "weight_map": dict(files)})
+
+
+def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]]:
+    """In order, as many tensors to a shard as fit into `limit` bytes, and one at least."""
+    shard: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if shard and sum(t.nbytes for t in shard.values()) + tensor.nbytes > limit:
+            yield shard
+            shard = {}
+        shard[name] = tensor
+    yield shard
+
+
+def _save_file(tensors: Mapping[str, Tensor], file: Path) -> None:
+    # a copy of each: safetensors takes no views, and writes what lies in memory rather than what a stride says
+    own = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    save_file(own, file, metadata={"format": "pt"})
+
+
+def _write_json(file: Path, content: Mapping[str, Value]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
