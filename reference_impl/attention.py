@@ -20,11 +20,6 @@ def merge_heads(x: Float[Tensor, "b h s e"]) -> Float[Tensor, "b s he"]:
     return x.transpose(1, 2).flatten(-2)
 
 
-def repeat_heads(x: Float[Tensor, "b g t e"], times: int) -> Float[Tensor, "b h t e"]:
-    """Repeat: each key/value head serves `times` neighbouring query heads. Seed 1, "MQA / GQA"."""
-    return x.repeat_interleave(times, dim=1)
-
-
 def softmax_attention(
     scores: Float[Tensor, "b h s t"], visible: Bool[Tensor, "#b 1 s t"]
 ) -> Float[Tensor, "b h s t"]:
@@ -51,6 +46,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(n_heads * d_head, d_model, bias=out_bias)
         self.keys, self.values, self.probs = Site(), Site(), Site()
 
+    def repeat(self, x: Float[Tensor, "b g t e"]) -> Float[Tensor, "b h t e"]:
+        """Repeat: each key/value head serves neighbouring query heads. repeat_interleave, without a copy in MQA."""
+        group = self.n_heads // self.n_kv_heads
+        return x.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
+
     def forward(
         self,
         x: Float[Tensor, "b s d"],
@@ -65,8 +65,7 @@ class Attention(nn.Module):
             k, v = cache.append(k, v)  # as (b, g, t, e)
         k, v = self.keys(k), self.values(v)
 
-        group = self.n_heads // self.n_kv_heads
-        scores = q @ repeat_heads(k, group).mT * self.scale  # as (b, h, s, t); scaled after the product, so rounded after it
+        scores = q @ self.repeat(k).mT * self.scale  # as (b, h, s, t); scaled after the product, so rounded after it
         p = self.probs(softmax_attention(scores, visible))  # as (b, h, s, t)
-        y = p @ repeat_heads(v, group)  # as (b, h, s, e)
+        y = p @ self.repeat(v)  # as (b, h, s, e)
         return self.o_proj(merge_heads(y))

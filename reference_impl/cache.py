@@ -26,11 +26,12 @@ class LayerCache:
     def append(
         self, keys: Float[Tensor, "b g s e"], values: Float[Tensor, "b g s e2"]
     ) -> tuple[Float[Tensor, "b g t e"], Float[Tensor, "b g t e2"]]:
-        """Add the new tokens behind the old ones; return all."""
-        if self.keys is not None and self.values is not None:
-            keys, values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
-        self.keys, self.values = keys, values
-        return keys, values
+        """Add the new tokens behind the old ones; return all. Held as copies, not as views of what a layer computed."""
+        if self.keys is None or self.values is None:
+            self.keys, self.values = keys.contiguous(), values.contiguous()
+        else:
+            self.keys, self.values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        return self.keys, self.values
 
 
 class KVCache:

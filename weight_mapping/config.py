@@ -1,5 +1,6 @@
 """config.json or GGUF metadata to the reference's config and back, with every key accounted for."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -7,7 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from reference_impl.position import RopeConfig
-from weight_mapping.checkpoint import Checkpoint, Value
+from weight_mapping.container import Checkpoint, Value
 from weight_mapping.errors import MappingError
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Default, Family, Fields, Layout, ReferenceConfig
@@ -53,7 +54,7 @@ _ONLY: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 def find_family(raw: Mapping[str, Value], layout: str, where: str | None = None) -> Family:
     """The family that a config names. Raises MappingError when it names none, or one that is not here."""
     where, key = where or _FILE[layout], _TYPE_KEY[layout]
-    known = {name: f for f in FAMILIES for name in (f.layouts[layout].names if layout in f.layouts else ())}
+    known = {name: f for f in FAMILIES.values() if layout in f.layouts for name in f.layouts[layout].names}
     name = raw.get(key)
     if name is None:
         raise MappingError(f"{where}: lacks the key {key!r}; add it, one of {', '.join(known)}")
@@ -81,11 +82,10 @@ def parse_config(
 
 def read_config(checkpoint: Checkpoint) -> tuple[Family, ReferenceConfig]:
     """The same for a checkpoint, which completes its config by its tensors."""
-    where = str(checkpoint.config_file)
-    family = find_family(checkpoint.config, checkpoint.layout, where)
-    says = family.layouts[checkpoint.layout].tensors_say
+    raw, layout, where = checkpoint.config, checkpoint.layout, str(checkpoint.config_file)
+    says = find_family(raw, layout, where).layouts[layout].tensors_say
     implied: Fields = {field: look(checkpoint) for field, look in says.items()}
-    return parse_config(checkpoint.config, checkpoint.layout, where=where, tensors_say=implied)
+    return parse_config(raw, layout, where=where, tensors_say=implied)
 
 
 def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str, Value]:
@@ -108,12 +108,6 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     if parse_config(out, "hf")[1] != config:
         raise MappingError(f"config.json cannot say what {config} is")
     return out
-
-
-def spell(layout: Layout[C], config: C, field: str) -> str | None:
-    """A field as the layout's key and the config's value, for errors; None where no key gives it."""
-    key = next((key for key, entry in layout.keys.items() if entry.field == field), None)
-    return key and f"{key} {getattr(config, field)}"
 
 
 def is_harmless(key: str, layout: str, family: Family) -> bool:
@@ -140,14 +134,15 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
                 continue
             read = kind.read(value)
             if read is None:
-                raise MappingError(f"{key} is {value!r} and must be {kind.says}")
+                raise MappingError(f"{key} is {json.dumps(value)} and must be {kind.says}")
             first, other = given.setdefault(known[key].field, (key, read))
             if other != read:
-                raise MappingError(f"{key} {value!r} contradicts {first} {other!r}; keep the right one")
+                both = f"{key} {json.dumps(read)} contradicts {first} {json.dumps(other)}"
+                raise MappingError(f"{both}; keep the right one")
         elif key in only:
             if value not in only[key]:
-                allowed = " or ".join(map(repr, only[key]))
-                raise MappingError(f"{key} is {value!r}, and only {allowed} is supported")
+                allowed = " or ".join(map(json.dumps, only[key]))
+                raise MappingError(f"{key} is {json.dumps(value)}, and only {allowed} is supported")
         elif not is_harmless(key, layout, family):
             raise MappingError(f"the key {key!r} is unknown and could change the maths; remove it if it does not")
     return {field: value for field, (_, value) in given.items()}
@@ -164,12 +159,14 @@ def _complete(given: Fields, names: list[str], defaults: Mapping[str, Default], 
 
 
 def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
-    def spelled(field: str) -> str:
-        return next((key for key, entry in layout.keys.items() if entry.field == field), field)
-
+    spelled = layout.spelled
     names = [field.name for field in fields(family.config) if field.name != "rope"]
     _complete(given, names, layout.defaults, spelled)
     values: Fields = {name: given[name] for name in names}
+    for check in family.checks:
+        if not check.holds(values):
+            said = {name: f"{spelled(name)} {json.dumps(value)}" for name, value in values.items()}
+            raise MappingError(check.says.format(**said))
 
     kind = given["rope.type"]
     if kind not in SCALINGS:
@@ -186,12 +183,7 @@ def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
         pairing=family.rope.pairing,
         scaling=scaling.make(**{part.removeprefix("rope."): given[part] for part in parts}),
     )
-    config = family.config(**values)
-    for check in family.checks:
-        if not check.holds(config):
-            spelling = {name: f"{spelled(name)} {getattr(config, name)}" for name in names}
-            raise MappingError(check.says.format(**spelling))
-    return config
+    return family.config(**values)
 
 
 def _fields_of(config: ReferenceConfig) -> Fields:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from reference_impl.decoder import Decoder
 from reference_impl.position import Pairing
-from weight_mapping.checkpoint import Checkpoint, Value
+from weight_mapping.container import Checkpoint, Value
 from weight_mapping.rules import Table
 
 Fields: TypeAlias = dict[str, Any]
@@ -58,11 +58,11 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Check(Generic[C]):
-    """What a config must satisfy, and what to say when it does not, with `{fields}` filled in by key and value."""
+class Check:
+    """What the fields must satisfy, and what to say when they do not, with each `{field}` filled in as key and value."""
 
     says: str
-    holds: Callable[[C], bool]
+    holds: Callable[[Fields], bool]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,10 @@ class Layout(Generic[C]):
     """Fields that the layout leaves to the tensors."""
     table: Callable[[C], Table]
 
+    def spelled(self, name: str) -> str:
+        """The key to write a field under: the first that gives it; the field's own name where none does."""
+        return next((key for key, entry in self.keys.items() if entry.field == name), name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family(Generic[C]):
@@ -100,5 +104,5 @@ class Family(Generic[C]):
     config: type[C]
     model: Callable[[C], Decoder]
     rope: Rope
-    checks: tuple[Check[C], ...]
+    checks: tuple[Check, ...]
     layouts: Mapping[str, Layout[C]]

@@ -1,16 +1,19 @@
 """A model of the reference from a checkpoint alone."""
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reference_impl.decoder import Decoder
-from weight_mapping.checkpoint import Checkpoint, open_checkpoint
-from weight_mapping.config import read_config, spell
-from weight_mapping.errors import MappingError
+from weight_mapping.checkpoint import open_checkpoint
+from weight_mapping.config import read_config
+from weight_mapping.container import Checkpoint
+from weight_mapping.errors import MappingError, TensorError
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Family, ReferenceConfig
 from weight_mapping.plan import Plan, plan
@@ -30,9 +33,10 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 def family_of(model: nn.Module) -> tuple[Family, ReferenceConfig]:
     """A model's family and config. Raises MappingError when no family here has such a model."""
-    for family in FAMILIES:
-        if isinstance(model.config, family.config):
-            return family, model.config
+    config: Any = vars(model).get("config")
+    for family in FAMILIES.values():
+        if isinstance(config, family.config):
+            return family, config
     raise MappingError(f"{type(model).__name__} is no model of a family that can be mapped")
 
 
@@ -65,38 +69,41 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
 
 def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, Tensor]:
     """The checkpoint's tensors as parameters. All headers are checked before any data is read."""
+    mapping = plan_for(family, config, checkpoint.layout)
     try:
-        mapping = plan_for(family, config, checkpoint.layout)
         mapping.check({name: checkpoint.header(name) for name in checkpoint})
         return mapping.forward(checkpoint)
-    except MappingError as error:
-        if error.tensor is None or str(checkpoint.path) in str(error):
-            raise
-        blame = " and ".join(_blame(checkpoint, family, config, error.tensor))
-        asks = f"; {checkpoint.config_file.name} says {blame}" if blame else ""
-        raise type(error)(f"{checkpoint.file(error.tensor)}: {error}{asks}", tensor=error.tensor) from None
+    except TensorError as error:
+        keys = " and ".join(_blame(checkpoint, family, config, error.tensor))
+        says = f"; {checkpoint.config_file.name} says {keys}" if keys else ""
+        raise MappingError(f"{checkpoint.file(error.tensor)}: {error}{says}") from None
 
 
-def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str) -> list[str]:
+def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str) -> Iterator[str]:
     """The keys that decide whether a tensor is there, or how long its wrong axes are: found by changing each."""
 
     def expected(config: C) -> torch.Size | None:
         empty = plan_for(family, config, checkpoint.layout).sources.get(tensor)
         return None if empty is None else empty.shape
 
-    def matters(before: torch.Size | None, after: torch.Size | None) -> bool:
-        if before is None or after is None:
-            return before is not after
-        found = checkpoint.shape(tensor) if tensor in checkpoint else before
-        return any(b not in (a, f) for b, a, f in zip(before, after, found, strict=False))
-
+    asked = expected(config)
+    found = checkpoint.shape(tensor) if tensor in checkpoint else asked
     layout = family.layouts[checkpoint.layout]
-    keys = {}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        others = [not value] if type(value) is bool else [8 * value, value // 2] if type(value) is int else []
-        changed = [dataclasses.replace(config, **{field.name: other}) for other in others if other or other is False]
-        valid = [c for c in changed if all(check.holds(c) for check in family.checks)]
-        if any(matters(expected(config), expected(c)) for c in valid):
-            keys[field.name] = spell(layout, config, field.name)
-    return [key for key in keys.values() if key]
+        for changed in _neighbours(family, config, field.name):
+            other = expected(changed)
+            if asked is None or other is None or found is None:
+                matters = asked is not other
+            else:
+                matters = any(a not in (o, f) for a, o, f in zip(asked, other, found, strict=False))
+            if matters:
+                yield f"{layout.spelled(field.name)} {json.dumps(getattr(config, field.name))}"
+                break
+
+
+def _neighbours(family: Family[C], config: C, field: str) -> list[C]:
+    """The config with a flag turned over, or a count much larger and smaller, as far as the family allows it."""
+    value = getattr(config, field)
+    others = [not value] if type(value) is bool else [8 * value, value // 2] if type(value) is int else []
+    configs = [dataclasses.replace(config, **{field: other}) for other in others if other is False or other > 0]
+    return [c for c in configs if all(check.holds(vars(c)) for check in family.checks)]

@@ -1,4 +1,4 @@
-"""A table of rules, expanded for one model and checked: it takes tensors from a file's layout to the model's and back."""
+"""A table expanded for one model and checked: it takes tensors from a file's layout to the model's, and back."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from string import Formatter
 import torch
 from torch import Tensor
 
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import TensorError
 from weight_mapping.rules import Drop, Rule, Table, Tensors
 
 Index = Mapping[str, Sequence[object]]
@@ -16,16 +16,20 @@ Index = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every name spelled out. `sources` and `targets` give each one's shape, as an empty tensor on the meta device."""
+    """Every name spelled out, each with its shape as an empty tensor on the meta device."""
 
     rules: tuple[Rule, ...]
     drops: Mapping[str, Drop]
     sources: Mapping[str, Tensor]
+    """What the layout holds."""
+    copies: Mapping[str, Tensor]
+    """What it may hold as well or instead: further names of a tied tensor."""
     targets: Mapping[str, Tensor]
+    """What the model holds."""
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise MappingError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
-        _check_each({name: t for name, t in tensors.items() if name not in self.drops}, self.sources)
+        """Raise TensorError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
+        _check_each({name: t for name, t in tensors.items() if name not in self.drops}, {**self.sources, **self.copies})
         for rule in self.rules:
             _check_rule(rule.sources, tensors, rule.targets, some=rule.tied)
 
@@ -58,7 +62,7 @@ class Plan:
 def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     """Expand `table` for a model with these parameters (only their names and shapes are looked at), and check it.
 
-    Takes time linear in the number of names. Raises MappingError when a tensor is claimed twice, or a parameter is
+    Takes time linear in the number of names. Raises TensorError when a tensor is claimed twice, or a parameter is
     written twice or never.
     """
     targets = {name: torch.empty_like(p, device="meta", requires_grad=False) for name, p in parameters.items()}
@@ -68,13 +72,13 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     written = _claim_once("parameter", ((name, r) for r in rules for name in r.targets))
     for name in targets:
         if name not in written:
-            raise MappingError(f"parameter {name!r} is written by no rule of the table", tensor=name)
+            raise TensorError(name, f"parameter {name!r} is written by no rule of the table")
 
     sources: dict[str, Tensor] = {}
     for rule in rules:  # what the file must hold is what the inverse makes of the model
-        made = _undo(rule, tuple(targets[name] for name in rule.targets))
-        sources |= dict.fromkeys(rule.sources, made[rule.sources[0]]) if rule.tied else made
-    return Plan(rules=rules, drops=drops, sources=sources, targets=targets)
+        sources |= _undo(rule, tuple(targets[name] for name in rule.targets))
+    copies = {name: sources[rule.sources[0]] for rule in rules if rule.tied for name in rule.sources[1:]}
+    return Plan(rules=rules, drops=drops, sources=sources, copies=copies, targets=targets)
 
 
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
@@ -113,7 +117,7 @@ def _applies(rule: Rule, targets: Mapping[str, Tensor]) -> bool:
     present = [name in targets for name in rule.targets]
     if any(present) and not all(present):
         lacking = rule.targets[present.index(False)]
-        raise MappingError(f"{rule} writes {lacking!r}, which the model lacks", tensor=lacking)
+        raise TensorError(lacking, f"{rule} writes {lacking!r}, which the model lacks")
     return all(present)
 
 
@@ -121,7 +125,7 @@ def _claim_once(what: str, claims: Iterable[tuple[str, Rule | Drop]]) -> dict[st
     owners: dict[str, Rule | Drop] = {}
     for name, owner in claims:
         if name in owners:
-            raise MappingError(f"{what} {name!r} is claimed twice, by ({owners[name]}) and by ({owner})", tensor=name)
+            raise TensorError(name, f"{what} {name!r} is claimed twice, by ({owners[name]}) and by ({owner})")
         owners[name] = owner
     return owners
 
@@ -129,35 +133,35 @@ def _claim_once(what: str, claims: Iterable[tuple[str, Rule | Drop]]) -> dict[st
 def _check_each(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if name not in expected:
-            raise MappingError(f"tensor {name!r} is unexpected, no rule takes it", tensor=name)
+            raise TensorError(name, f"tensor {name!r} is unexpected, no rule takes it")
         if tensor.shape != expected[name].shape:
             shapes = f"shape {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
-            raise MappingError(f"tensor {name!r} has {shapes}", tensor=name)
+            raise TensorError(name, f"tensor {name!r} has {shapes}")
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             wants = "a float of 16 bits or more is expected; dequantize it"
-            raise MappingError(f"tensor {name!r} is {tensor.dtype} where {wants}", tensor=name)
+            raise TensorError(name, f"tensor {name!r} is {tensor.dtype} where {wants}")
 
 
 def _check_rule(names: Sequence[str], tensors: Mapping[str, Tensor], makes: Sequence[str], some: bool = False) -> None:
-    """Raise unless these names (`some`: one of them at least) are there, in one dtype: a rule keeps bits, it never casts."""
+    """Raise unless these names (`some`: one of them at least) are there and share a dtype: no rule casts."""
     missing = [name for name in names if name not in tensors]
     if missing and not (some and len(missing) < len(names)):
-        raise MappingError(f"tensor {missing[0]!r} is missing, and {makes[0]!r} is made of it", tensor=missing[0])
+        raise TensorError(missing[0], f"tensor {missing[0]!r} is missing, and {makes[0]!r} is made of it")
     dtypes = {tensors[name].dtype: name for name in names if name in tensors}
     if len(dtypes) > 1:
         (one, first), (two, second) = list(dtypes.items())[:2]
         kinds = f"tensors {first!r} ({one}) and {second!r} ({two}) make one parameter"
-        raise MappingError(f"{kinds}; store them in one dtype", tensor=first)
+        raise TensorError(first, f"{kinds}; store them in one dtype")
 
 
 def _check_drop(name: str, tensor: Tensor, drop: Drop) -> None:
     if drop.only_if is not None and not tensor.is_meta and not (tensor == drop.only_if).all():
-        raise MappingError(f"tensor {name!r} {drop.otherwise}", tensor=name)
+        raise TensorError(name, f"tensor {name!r} {drop.otherwise}")
 
 
 def _same(names: Sequence[str], copies: Tensors) -> Tensors:
     """The one tensor that tied copies are; meta tensors have no values that could differ."""
     if any(not copy.is_meta and not torch.equal(copy, copies[0]) for copy in copies[1:]):
         both = " and ".join(map(repr, names))
-        raise MappingError(f"tensors {both} differ where the config ties them; untie it or store one", tensor=names[-1])
+        raise TensorError(names[-1], f"tensors {both} differ where the config ties them; untie it or store one")
     return copies[:1]

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from reference_impl.decoder import Decoder
-from weight_mapping.checkpoint import HFFolder, Value
 from weight_mapping.config import is_harmless, render_config
+from weight_mapping.container import Value
 from weight_mapping.errors import MappingError
+from weight_mapping.hf_folder import HFFolder
 from weight_mapping.loading import family_of, parameters_of, plan_for
 
 
@@ -34,10 +35,10 @@ def save(
     would change the maths, or when the model has no family here or no values.
     """
     path, (family, config) = Path(path), family_of(model)
-    parameters = parameters_of(model)
+    parameters = {name: t.detach() for name, t in parameters_of(model).items()}
     for name, tensor in parameters.items():
         if tensor.is_meta:
-            raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save", tensor=name)
+            raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save")
     dtype = reduce(torch.promote_types, (t.dtype for t in parameters.values()))
     written = render_config(family, config, dtype)
     for key in extra or {}:
@@ -54,9 +55,9 @@ def save(
         new = {file.name for file in Path(folder).iterdir()}
         for name in sorted(new):
             os.replace(Path(folder) / name, path / name)
-    for stale in path.glob("model*.safetensors*"):
-        if stale.name not in new:
-            stale.unlink()
+    old = {HFFolder.WEIGHTS, HFFolder.INDEX} | {file.name for file in path.glob("model-*-of-*.safetensors")}
+    for name in old - new:  # left there, they would be read before or beside the new ones
+        (path / name).unlink(missing_ok=True)
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, max_shard_size: int) -> None:
@@ -76,17 +77,19 @@ def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, max_shard_size: 
 def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[dict[str, Tensor]]:
     """In order, as many tensors to a shard as fit into `limit` bytes, and one at least."""
     shard: dict[str, Tensor] = {}
+    size = 0
     for name, tensor in tensors.items():
-        if shard and sum(t.nbytes for t in shard.values()) + tensor.nbytes > limit:
+        if shard and size + tensor.nbytes > limit:
             yield shard
-            shard = {}
+            shard, size = {}, 0
         shard[name] = tensor
+        size += tensor.nbytes
     yield shard
 
 
 def _save_file(tensors: Mapping[str, Tensor], file: Path) -> None:
     # a copy of each: safetensors takes no views, and writes what lies in memory rather than what a stride says
-    own = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    own = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     save_file(own, file, metadata={"format": "pt"})
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from parity_tests.harness.record import Call, Site, Unit
+from reference_impl.cache import LayerCache
 
 NO_PROBABILITIES = "this attention returns no probabilities"
 NO_MASK = "this attention is told is_causal and gets no mask"
@@ -41,9 +42,9 @@ def tables(call: Call, seen: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def attention_input(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    """Arguments of an attention block or of a whole decoder layer: hidden states, tables, mask."""
+    """Arguments of an attention block or of a whole decoder layer: hidden states, tables, mask, an empty cache."""
     mask = visible(call.argument(2, "attention_mask"))
-    return hidden(call), tables(call, seen), seen["mask"] if mask is None else mask
+    return hidden(call), tables(call, seen), seen["mask"] if mask is None else mask, LayerCache()
 
 
 def norm(name: str, hf: str) -> Unit:

@@ -62,9 +62,10 @@ def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation
     if not run.lens:
         return None
     batches = cache_batches(run.model.config.vocab_size, run.case.device)
-    for deviation in run.case.record.deviations:
+    likely_first = sorted(run.case.record.deviations, key=lambda deviation: deviation.site != "cache")
+    for deviation in likely_first:
         model = deviation.of(run.model)
-        mine = [read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches]
+        mine = (read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches)
         pairs = zip(batches, theirs, mine, strict=True)
         if all(_judge(run, batch, "b s v", a, b, b).verdict == "same" for batch, a, b in pairs):
             return deviation

@@ -12,7 +12,7 @@ BAR = 1e-11
 """Under the lens, as the largest difference relative to the largest value. Rounding stays a hundredfold below; the smallest
 change of the mathematics ever seen between two releases is ten million times above."""
 
-ULPS = 4
+ULPS = 1
 """What an error budget grants beyond twice the reference's own error, in units in the last place."""
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -37,7 +37,7 @@ def _paths(unit: Unit) -> dict[str, str]:
     return {unit.site_name(site): site.name for site in unit.sites}
 
 
-def trace(model: nn.Module, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
+def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
     """Run a batch once through the whole reference; the value of every site, and each unit's first input as `name:in`."""
     names = {name: ".".join(p for p in (unit.name, path) if p) for unit in units for name, path in _paths(unit).items()}
     inputs: dict[str, Tensor] = {}
@@ -49,7 +49,7 @@ def trace(model: nn.Module, batch: Batch, units: list[Unit]) -> dict[str, Tensor
     handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in fed]
     try:
         with torch.no_grad(), watching(model, names) as seen:
-            model(batch.ids, positions=batch.positions, real=batch.real)
+            model(batch.ids, positions=batch.positions, real=batch.real, cache=model.new_cache())
     finally:
         for handle in handles:
             handle.remove()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,7 @@ from rich.text import Text
 from fixtures import tiny
 from parity_tests.harness.case import Case, Difference, Run, explain
 from parity_tests.harness.compare import Outcome
+from parity_tests.harness.record import kind_of
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
 LEVELS = ("block", "layer", "model", "cache", "generation")
@@ -162,66 +164,66 @@ def plain_failure(case: Case, what: str, outcome: Outcome, again: str, explanati
 # --- the verdict ---
 
 
-def _levels(rows: Sequence[Result]) -> list[Text]:
-    cells = []
-    for level in LEVELS:
-        compared = [r for r in rows if r.level == level and r.verdict in ("same", "known", "differs")]
-        wrong = sum(r.verdict == "differs" for r in compared)
-        if not compared:
-            cells.append(Text("–", "dim"))
-        elif wrong:
-            cells.append(Text(f"{wrong} of {len(compared)} differ", "bold red"))
-        else:
-            cells.append(Text(f"{len(compared)} ✓", "green"))
-    return cells
+COMPARED = ("same", "known", "differs")
 
 
-def _precision(rows: Sequence[Result], precision: str) -> Text:
-    mine = [r for r in rows if r.precision == precision and r.verdict in ("same", "known", "differs")]
-    measured = [r for r in mine if r.level != "generation"]
-    if not measured:
-        return Text("–", "dim")
-    worst = max(r.ratio for r in measured)
-    bits = sum(r.bits_equal for r in measured) / len(measured)
-    return Text(f"{worst:.1e}  {bits:4.0%} bits", "red" if worst > 1 else "")
+def _level(rows: Sequence[Result], level: str) -> Text:
+    compared = [r for r in rows if r.level == level and r.verdict in COMPARED]
+    wrong = sum(r.verdict == "differs" for r in compared)
+    if wrong:
+        return Text(f"{wrong} of {len(compared)} ✗", "bold red")
+    return Text(f"{len(compared)} ✓", "green") if compared else Text("–", "dim")
+
+
+def _precision(rows: Sequence[Result], precision: str) -> tuple[Text, Text]:
+    measured = [r for r in rows if r.precision == precision and r.verdict in COMPARED and r.level != "generation"]
+    eager = [r for r in measured if r.attention == "eager" and r.level != "cache"]
+    worst = max((r.ratio for r in measured), default=None)
+    bits = f"{sum(r.bits_equal for r in eager) / len(eager):.0%}" if eager else "–"
+    return Text("–" if worst is None else f"{worst:.0e}", "bold red" if worst and worst > 1 else ""), Text(bits)
 
 
 def verdict(results: Sequence[Result], device: str) -> Table:
-    """A family a row: sites compared at each level; for each precision the worst error over its bar, and how many sites
-    agree bit for bit; what is known, absent or not covered.
+    """A family a row: sites compared at each level; for each precision the worst error over its bar, and the share of
+    sites that agree bit for bit under eager attention, in one pass; what is known, absent or not covered.
     """
     families: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         families[result.family].append(result)
     precisions = [p for p in ("f64", "f32", "bf16", "f16") if any(r.precision == p for r in results)]
     found = versions()
-    title = f"transformers {found['transformers']} against the reference, torch {found['torch']}, {device_name(device)}"
-    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", pad_edge=False)
-    table.add_column("family")
+    title = f"transformers {found['transformers']} against the reference (torch {found['torch']}, {device_name(device)})"
+    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("\nfamily", no_wrap=True)
     for level in LEVELS:
-        table.add_column(level, justify="right")
+        table.add_column(f"\n{level}", justify="right", no_wrap=True)
     for precision in precisions:
-        table.add_column(f"{precision}: worst/bar, equal", justify="right")
-    table.add_column("known / absent / not covered", justify="right")
+        table.add_column(f"{precision}\n/bar", justify="right", no_wrap=True)
+        table.add_column("\nbits", justify="right", no_wrap=True)
+    for heading in ("\nknown", "\nabsent", "not\ncovered"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for family, rows in sorted(families.items()):
-        others = " / ".join(str(sum(r.verdict == v for r in rows)) for v in ("known", "absent", "not covered"))
-        table.add_row(family, *_levels(rows), *(_precision(rows, p) for p in precisions), others)
+        others = (sum(r.verdict == v for r in rows) for v in ("known", "absent", "not covered"))
+        cells = [cell for precision in precisions for cell in _precision(rows, precision)]
+        table.add_row(family, *(_level(rows, level) for level in LEVELS), *cells, *(str(n) if n else "–" for n in others))
     table.caption = _summary(results)
     return table
 
 
-def _summary(results: Sequence[Result]) -> str:
-    compared = [r for r in results if r.verdict in ("same", "known", "differs")]
+def _summary(results: Sequence[Result]) -> Text:
+    compared = [r for r in results if r.verdict in COMPARED]
     wrong = sum(r.verdict == "differs" for r in compared)
-    absent = sorted({f"{r.site.split('.')[-1]} ({r.attention}): {r.note}" for r in results if r.verdict == "absent"})
     head = f"{wrong} of {len(compared)} sites DIFFER" if wrong else f"all {len(compared)} sites agree"
-    return "\n".join([head, *(f"absent: {note}" for note in absent)])
+    notes = sorted({f"absent: {kind_of(r.site)} with {r.attention}: {r.note}" for r in results if r.verdict == "absent"})
+    return Text("\n".join([head, *notes]), "bold red" if wrong else "green")
 
 
 def show(results: Iterable[Result], device: str, console: Console | None = None) -> None:
     """Print the verdict."""
-    rows = list(results)
-    (console or Console(width=None)).print(verdict(rows, device))
+    if console is None:
+        console = Console()
+        console = console if console.is_terminal else Console(width=120)
+    console.print(verdict(list(results), device))
 
 
 def as_property(result: Result) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from parity_tests.families import FAMILIES
 from parity_tests.harness import hf
 from parity_tests.harness.batches import standard_batches
 from parity_tests.harness.case import Case, reference, twin
@@ -53,16 +52,7 @@ def test_leaks_are_counted() -> None:
 LEAKING = {"rope-dynamic": "the base of dynamic NTK, which must keep its float32 formula"}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(family.name, variant, "f64", attention)
-        for family in FAMILIES.values()
-        for variant in family.variants
-        for attention in family.attention
-    ],
-    ids=str,
-)
+@pytest.mark.precisions("f64")
 def test_nothing_of_a_model_escapes(case: Case) -> None:
     """No float32 tensor is made during a forward on any batch, but for exceptions that are named here."""
     model = twin(case)

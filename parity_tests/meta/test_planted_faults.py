@@ -55,7 +55,7 @@ def backwards(model: Any) -> None:
 
 def other_theta(model: Any) -> None:
     width = reference(CASE).config.rope.width
-    model.model.rotary_emb.inv_freq = 1.0 / 10000.0 ** (torch.arange(0, width, 2).float() / width).double()
+    model.model.rotary_emb.inv_freq = (1.0 / 10000.0 ** (torch.arange(0, width, 2).float() / width)).double()
 
 
 def swapped_gate(model: Any) -> None:
@@ -102,22 +102,15 @@ def test_caught_at_its_site_and_called_by_its_name(fault: Callable[[Any], None],
 
 
 def test_a_wrong_mask_is_caught_at_the_mask(theirs: nn.Module) -> None:
-    """The site reads the mask that a layer gets, and a layer's hook sees what its caller gave: so the fault sits there."""
-    model: Any = theirs
-    body = model.model
-    first_layer = layers(model)[0]
-
     def shifted(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        mask = kwargs["attention_mask"]
-        wider = mask.clone()
-        wider[..., 1:] = torch.maximum(mask[..., 1:], mask[..., :-1])
+        wider = kwargs["attention_mask"].clone()
+        wider[..., 1:] = torch.maximum(wider[..., 1:], kwargs["attention_mask"][..., :-1])
         return args, {**kwargs, "attention_mask": wider}
 
-    for layer in body.layers:
+    for layer in layers(theirs):
         layer.register_forward_pre_hook(shifted, with_kwargs=True)
     run = confront(CASE, theirs)
     first = run.first_difference()
-    assert first_layer is not None
     assert first is not None
     assert first.site == "mask"
     found = explain(run, first)
@@ -125,23 +118,28 @@ def test_a_wrong_mask_is_caught_at_the_mask(theirs: nn.Module) -> None:
     assert found[0].name == "a query sees one token ahead"
 
 
-def test_a_cache_that_forgets_is_caught_and_explained(theirs: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_writes_one_slot_early_is_caught_and_explained(
+    theirs: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = transformers.DynamicCache.update
 
-    def stale(self: Any, keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        held = hf.cached(self, layer_idx) if self.get_seq_length(layer_idx) else None
-        if held is None:
-            return update(self, keys, values, layer_idx, *args, **kwargs)
-        return torch.cat([held[0], keys], -2), torch.cat([held[1], values], -2)
+    def early(self: Any, keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        start = self.get_seq_length(layer_idx)
+        held = update(self, keys, values, layer_idx, *args, **kwargs)
+        if start:
+            for tensor in held:
+                tensor[..., start - 1 : -1, :] = tensor[..., start:, :].clone()
+                tensor[..., -1:, :] = 0
+        return held
 
     run = confront(CASE, theirs)
-    batches = cache_batches(run.model.config.vocab_size, "cpu")[:1]
-    monkeypatch.setattr(transformers.DynamicCache, "update", stale)
+    batches = cache_batches(run.model.config.vocab_size, "cpu")
+    monkeypatch.setattr(transformers.DynamicCache, "update", early)
     logits = [read_theirs(theirs, "f64", batch, SCHEDULES["steps"])[0] for batch in batches]
     monkeypatch.undo()
     found = explain_schedule(run, "steps", logits)
     assert found is not None
-    assert found.name == "the cache keeps the prompt only"
+    assert found.name == "the cache writes one slot early"
 
 
 def test_the_failure_says_where_how_much_why_and_how_to_see_it_again(theirs: nn.Module) -> None:

@@ -30,7 +30,7 @@ def hf(config: LlamaConfig) -> Table:
         drops=(
             Drop(
                 source=here + "self_attn.rotary_emb.inv_freq",
-                reason="a buffer that releases before 4.32 stored; every reader makes its own from rope_theta",
+                reason="a buffer that old releases stored; every reader makes its own from rope_theta",
             ),
         ),
     )
@@ -70,7 +70,7 @@ def gguf(config: LlamaConfig) -> Table:
 
 _DEFAULTS = {
     "n_kv_heads": lambda f: f["n_heads"],
-    "d_head": lambda f: f["d_model"] // f["n_heads"],
+    "d_head": lambda f: f["d_model"] // f["n_heads"] if f["d_model"] % f["n_heads"] == 0 else None,
     "activation": "silu",
     "attention_bias": False,
     "mlp_bias": False,
@@ -85,13 +85,10 @@ FAMILY = Family(
     model=LlamaModel,
     rope=Rope(width="d_head", pairing="halves"),
     checks=(
-        Check("{n_heads} is no multiple of {n_kv_heads}", lambda c: c.n_heads % c.n_kv_heads == 0),
-        Check("{d_head} is odd, and RoPE turns pairs", lambda c: c.d_head % 2 == 0),
-        Check(
-            "{d_model} is no multiple of {n_heads}, and no head_dim is given",
-            lambda c: c.d_model % c.n_heads == 0 or c.d_head != c.d_model // c.n_heads,
-        ),
-        Check(f"{{activation}} is not one of {', '.join(ACTIVATIONS)}", lambda c: c.activation in ACTIVATIONS),
+        Check("{n_heads} is no multiple of {n_kv_heads}", lambda f: f["n_heads"] % f["n_kv_heads"] == 0),
+        Check("{d_model} is no multiple of {n_heads}; give the width of a head", lambda f: f["d_head"] is not None),
+        Check("{d_head} is odd, and RoPE turns pairs", lambda f: f["d_head"] % 2 == 0),
+        Check(f"{{activation}} is not one of {', '.join(ACTIVATIONS)}", lambda f: f["activation"] in ACTIVATIONS),
     ),
     layouts={
         "hf": Layout(

@@ -1,0 +1,216 @@
+"""Checkpoints there and back, bit for bit, in every layout. transformers is the second witness."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from parity_tests.tiny_checkpoints import (
+    CONFIG,
+    VARIANTS,
+    same,
+    side_by_side,
+    tensors_of,
+    write_folder,
+    write_gguf,
+    write_shards,
+)
+from weight_mapping import MappingError, load, open_checkpoint, save
+from weight_mapping.config import parse_config
+from weight_mapping.loading import parameters_of, plan_for
+
+
+def test_nothing_is_read_until_asked(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG, torch.bfloat16)
+    folder = write_shards(tmp_path / "hf", CONFIG, tensors)
+    broken = folder / "model-00003-of-00003.safetensors"
+    broken.write_bytes(b"no safetensors")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.layout == "hf"
+    assert checkpoint.config == CONFIG
+    assert set(checkpoint) == set(tensors)
+    assert len(checkpoint) == len(tensors)
+    name = next(iter(tensors))
+    assert name in checkpoint
+    assert "no such tensor" not in checkpoint
+    assert (checkpoint.shape(name), checkpoint.dtype(name)) == (tensors[name].shape, torch.bfloat16)
+    assert checkpoint.file(name) == folder / "model-00001-of-00003.safetensors"
+    assert torch.equal(checkpoint[name], tensors[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_round_trip(config: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = tensors_of(config, dtype)
+    model = load(write_folder(tmp_path / "hf", config, tensors))
+    assert not model.training
+    assert all(p.requires_grad and p.dtype == dtype for p in model.parameters())
+    save(model, tmp_path / "one", extra={"bos_token_id": 1})
+    save(model, tmp_path / "many", max_shard_size=5000)
+    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2
+    sharded = write_shards(tmp_path / "shards", config, tensors)
+    for folder in (tmp_path / "one", tmp_path / "many", sharded):
+        assert same(dict(open_checkpoint(folder)), tensors)
+        assert same(parameters_of(load(folder)), parameters_of(model))
+
+    for folder in (tmp_path / "one", tmp_path / "many"):
+        loaded: Any = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        theirs, report = loaded
+        assert not any(report.values())
+        assert same(dict(theirs.named_parameters()), tensors)
+
+
+def test_a_tied_head_stays_one_tensor(tmp_path: Path) -> None:
+    config = VARIANTS["tied"]
+    tensors = tensors_of(config)
+    embedding = tensors.pop("model.embed_tokens.weight")
+    for name, copies in {
+        "embedding": ["model.embed_tokens.weight"],
+        "head": ["lm_head.weight"],
+        "both": ["model.embed_tokens.weight", "lm_head.weight"],
+    }.items():
+        folder = write_folder(tmp_path / name, config, {**tensors, **{copy: embedding.clone() for copy in copies}})
+        model = load(folder)
+        assert model.lm_head.weight is model.embed.weight
+        assert torch.equal(model.embed.weight, embedding)
+        save(model, tmp_path / f"{name}-again")
+        assert "lm_head.weight" not in open_checkpoint(tmp_path / f"{name}-again")
+
+
+def test_old_buffers_are_dropped(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    old = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(2)}
+    model = load(write_folder(tmp_path / "old", CONFIG, {**tensors, **old}))
+    assert same(parameters_of(model), parameters_of(load(write_folder(tmp_path / "new", CONFIG, tensors))))
+
+
+def test_dtypes_are_the_files_unless_asked(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].bfloat16()
+    folder = write_folder(tmp_path / "mixed", CONFIG, tensors)
+    assert load(folder).lm_head.weight.dtype == torch.bfloat16
+    save(load(folder), tmp_path / "again")
+    assert same(dict(open_checkpoint(tmp_path / "again")), tensors)
+    assert {p.dtype for p in load(folder, dtype=torch.float64).parameters()} == {torch.float64}
+
+
+def test_saving_over_a_checkpoint(tmp_path: Path) -> None:
+    model = load(write_shards(tmp_path / "hf", CONFIG, tensors_of(CONFIG)))
+    others = ["model.fp16.safetensors", "tokenizer.json"]
+    for other in others:
+        (tmp_path / "hf" / other).write_text("someone else's")
+    before = {name: p.detach().clone() for name, p in parameters_of(model).items()}
+    with pytest.raises(MappingError, match=r"hf: is not empty; give another folder, or overwrite=True"):
+        save(model, tmp_path / "hf")
+    save(model, tmp_path / "hf", overwrite=True)  # its parameters still lie in the files that it replaces
+    assert {file.name for file in (tmp_path / "hf").iterdir()} == {"config.json", "model.safetensors", *others}
+    assert same(parameters_of(load(tmp_path / "hf")), before)
+    assert same(dict(parameters_of(model)), before)
+
+
+def test_a_failed_save_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "hf", CONFIG, tensors_of(CONFIG))
+    model, before = load(folder), {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("weight_mapping.saving.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        save(model, folder, overwrite=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "rope_theta", "some_new_switch"])
+def test_extra_keys_change_nothing(key: str, tmp_path: Path) -> None:
+    model = load(write_folder(tmp_path / "hf", CONFIG, tensors_of(CONFIG)))
+    with pytest.raises(MappingError, match=f"extra key '{key}'"):
+        save(model, tmp_path / "out", extra={key: 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_gradients_travel_as_the_weights_do(tmp_path: Path) -> None:
+    tensors = tensors_of(CONFIG)
+    folder = write_folder(tmp_path / "hf", CONFIG, tensors)
+    model, ids = load(folder), torch.tensor([[3, 1, 4, 1, 5]])
+    model(ids).logsumexp(-1).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    family, config = parse_config(CONFIG, "hf")
+    ours = plan_for(family, config, "hf").backward(gradients)
+
+    theirs = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    theirs(ids).logits.logsumexp(-1).sum().backward()
+    assert ours.keys() == dict(theirs.named_parameters()).keys()
+    for name, p in theirs.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(ours[name], p.grad)
+    # and on into the other layout, where rows of q and k lie otherwise
+    in_gguf = plan_for(family, config, "gguf").backward(gradients)
+    assert torch.equal(in_gguf["blk.1.attn_q.weight"], side_by_side(ours["model.layers.1.self_attn.q_proj.weight"], 6))
+
+
+# --- GGUF
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_gguf_is_the_folder(config: dict[str, Any], tmp_path: Path) -> None:
+    tensors = tensors_of(config)
+    ours = load(write_gguf(tmp_path / "model.gguf", config, tensors))
+    from_folder = load(write_folder(tmp_path / "hf", config, tensors))
+    assert same(parameters_of(ours), parameters_of(from_folder))
+    eps = float(torch.tensor(1e-5, dtype=torch.float32))  # GGUF has no float64
+    assert vars(ours)["config"] == replace(vars(from_folder)["config"], norm_eps=eps)
+
+
+def test_gguf_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
+    config = {**CONFIG, "head_dim": 4}  # transformers passes key_length over
+    write_gguf(tmp_path / "model.gguf", config, tensors_of(config))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    family, parsed = parse_config(config, "hf")
+    as_parameters = plan_for(family, parsed, "hf").forward(dict(theirs.named_parameters()))
+    ours = load(tmp_path / "model.gguf")
+    assert same(parameters_of(ours), as_parameters)
+    assert vars(ours)["config"].norm_eps == theirs.config.rms_norm_eps
+
+
+def test_rows_left_in_gguf_order_move_the_logits(tmp_path: Path) -> None:
+    tensors, ids = tensors_of(CONFIG), torch.tensor([[3, 1, 4, 1, 5]])
+    right = load(write_gguf(tmp_path / "right.gguf", CONFIG, tensors))(ids)
+    wrong = load(write_gguf(tmp_path / "wrong.gguf", CONFIG, tensors, permute=False))(ids)
+    assert torch.equal(right, load(write_folder(tmp_path / "hf", CONFIG, tensors))(ids))
+    assert (right - wrong).abs().max() > 0.1 * right.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
+def test_gguf_is_dequantised_to_float32(kind: str, tmp_path: Path) -> None:
+    config = {**CONFIG, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    tensors, kept = tensors_of(config), gguf.GGMLQuantizationType[kind]
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "model.gguf", config, tensors, quantise=kept))
+    name = "blk.1.ffn_up.weight"
+    weight = tensors["model.layers.1.mlp.up_proj.weight"]
+    assert (checkpoint.shape(name), checkpoint.dtype(name)) == (weight.shape, torch.float32)
+    expected = gguf.dequantize(gguf.quantize(weight.numpy(), kept), kept)
+    assert torch.equal(checkpoint[name], torch.from_numpy(expected))
+    assert {p.dtype for p in load(tmp_path / "model.gguf").parameters()} == {torch.float32}
+
+
+def test_gguf_metadata_with_omissions_and_scaling(tmp_path: Path) -> None:
+    config = {**CONFIG, "head_dim": 4}
+    unsaid = ("vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count")
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+    said: dict[str, Any] = dict.fromkeys([f"llama.{key}" for key in unsaid])
+    said |= {f"llama.rope.scaling.{key}": value for key, value in yarn.items()}
+    write_gguf(tmp_path / "model.gguf", config, tensors_of(config), metadata=said)
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    expected = parse_config({**config, "rope_scaling": scaling}, "hf")[1]
+    ours = vars(load(tmp_path / "model.gguf"))["config"]
+    assert replace(ours, norm_eps=1e-5) == expected
+
+
+def test_frequency_divisors_of_one_are_dropped(tmp_path: Path) -> None:
+    ones = {"rope_freqs.weight": torch.ones(4)}
+    load(write_gguf(tmp_path / "model.gguf", CONFIG, tensors_of(CONFIG), extra=ones))

@@ -1,0 +1,141 @@
+"""Tiny Llama checkpoints for the tests of the weight mapping, written without it: an HF folder, shards, a GGUF file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gqa": CONFIG,
+    "mha": {**CONFIG, "num_key_value_heads": 6},
+    "mqa-12-layers": {**CONFIG, "num_key_value_heads": 1, "num_hidden_layers": 12},
+    "biased": {**CONFIG, "attention_bias": True, "mlp_bias": True},
+    "tied": {**CONFIG, "tie_word_embeddings": True},
+}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Equal names, dtypes and bits."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+def tensors_of(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Random values under the names and shapes that transformers gives this config."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**config))
+    kept = dict(model.named_parameters())  # a tied head is not listed
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(p.shape, generator=generator).to(dtype) for name, p in kept.items()}
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    """An HF folder with one file."""
+    write_config(folder, config)
+    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_shards(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], n: int = 3) -> Path:
+    """An HF folder with `n` shards and their index."""
+    write_config(folder, config)
+    names, files = list(tensors), {}
+    for i in range(n):
+        file = f"model-{i + 1:05}-of-{n:05}.safetensors"
+        save_file({name: tensors[name] for name in names[i::n]}, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(names[i::n], file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return folder
+
+
+def side_by_side(rows: Tensor, n_heads: int) -> Tensor:
+    """Rows i and i + e/2 of each head, moved next to each other: how a Llama's q and k lie in GGUF."""
+    width = len(rows) // n_heads
+    order = [
+        head * width + half * width // 2 + i for head in range(n_heads) for i in range(width // 2) for half in (0, 1)
+    ]
+    return rows[order]
+
+
+def write_gguf(
+    file: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    permute: bool = True,
+    quantise: gguf.GGMLQuantizationType | None = None,
+    extra: Mapping[str, Tensor] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """A GGUF file under the names of the gguf package. quantise: the type of the matrices. metadata: more, or others."""
+    said = {
+        "llama.vocab_size": config["vocab_size"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.attention.head_count": config["num_attention_heads"],
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.key_length": config["head_dim"],
+        "llama.attention.value_length": config["head_dim"],
+        "llama.rope.dimension_count": config["head_dim"],
+        "llama.context_length": config["max_position_embeddings"],
+        "llama.rope.freq_base": config["rope_theta"],
+        "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "tokenizer.ggml.tokens": ["<s>", "</s>"],
+        **(metadata or {}),
+    }
+    writer = gguf.GGUFWriter(file, "llama")
+    add: dict[type, Any] = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in said.items():
+        if value is not None:
+            add[type(value)](key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in tensors.items():
+        module = name.split(".")[-2]
+        rows = side_by_side(tensor, heads[module]) if permute and module in heads else tensor
+        array = rows.contiguous().numpy()
+        if quantise and array.ndim == 2:
+            array = gguf.quantize(array, quantise)
+        its_name = names.get_name(name, (".weight", ".bias"))
+        assert its_name is not None, name
+        writer.add_tensor(its_name, array, raw_dtype=quantise if quantise and tensor.ndim == 2 else None)
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
