@@ -39,13 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def options_of(config: pytest.Config) -> Options:
     """The command line's choice."""
+    chosen = config.option
     return Options(
-        families=config.getoption("family"),
-        precisions=config.getoption("precision"),
-        attention=config.getoption("attention"),
-        device=config.getoption("device"),
-        checkpoint=config.getoption("checkpoint"),
-        trained=config.getoption("trained"),
+        families=chosen.family,
+        precisions=chosen.precision,
+        attention=chosen.attention,
+        device=chosen.device,
+        checkpoint=chosen.checkpoint,
+        trained=chosen.trained,
     )
 
 
@@ -56,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return report.header(config.getoption("device"))
+    return report.header(config.option.device)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -110,7 +111,7 @@ class Verdict:
             self.results += [Result(**value) for name, value in report.user_properties if name == "parity"]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        device, folder = self.config.getoption("device"), self.config.getoption("report")
+        device, folder = self.config.option.device, self.config.option.report
         if folder is not None:
             path = report.write(self.results, folder, device)
             terminalreporter.write_line(f"{len(self.results)} results in {path}")
@@ -118,19 +119,14 @@ class Verdict:
             report.show(self.results, device)
 
 
-if os.environ.get("PYTEST_XDIST_WORKER") is None:
-    try:
-        from xdist.scheduler import LoadScopeScheduling
-    except ImportError:
-        pass
-    else:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Everything about one variant goes to one worker, where its models are built once."""
+    from xdist.scheduler import LoadScopeScheduling
 
-        class ByVariant(LoadScopeScheduling):
-            """Everything about one variant goes to one worker, where its models are built once."""
+    class ByVariant(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            found = re.search(r"\[(.+?)-(?:f64|f32|bf16|f16)-", nodeid)
+            return found.group(1) if found else nodeid.split("::")[0]
 
-            def _split_scope(self, nodeid: str) -> str:
-                found = re.search(r"\[(.+?)-(?:f64|f32|bf16|f16)-", nodeid)
-                return found.group(1) if found else nodeid.split("::")[0]
-
-        def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByVariant:
-            return ByVariant(config, log)
+    return ByVariant(config, log)

@@ -192,8 +192,8 @@ def _rotated_values(module: Attention) -> None:
     forward, projection = module.forward, module.v_proj
 
     def also_values(self: Attention, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
-        def rotated(x: Tensor) -> Tensor:
-            v = F.linear(x, projection.weight, projection.bias)
+        def rotated(input: Tensor) -> Tensor:
+            v = F.linear(input, projection.weight, projection.bias)
             return merge_heads(self.rotate(split_heads(v, self.n_kv_heads), *rope))
 
         projection.forward = rotated
@@ -309,7 +309,7 @@ def pre_norm_layer(kind: type[nn.Module]) -> tuple[Deviation, ...]:
 
 def _embedding_scaled(model: Decoder) -> None:
     scale = model.embed.embedding_dim**0.5
-    model.embed.forward = lambda ids: F.embedding(ids, model.embed.weight) * scale
+    model.embed.forward = lambda input: F.embedding(input, model.embed.weight) * scale
 
 
 def _lexical(model: Decoder) -> None:

@@ -23,8 +23,8 @@ class Batch:
         return torch.ones_like(self.ids, dtype=torch.bool) if self.real is None else self.real
 
     def to(self, device: str) -> "Batch":
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
-        return Batch(**moved)
+        real, positions = (None if x is None else x.to(device) for x in (self.real, self.positions))
+        return Batch(name=self.name, ids=self.ids.to(device), real=real, positions=positions)
 
 
 def tokens(name: str, shape: tuple[int, int], vocab_size: int) -> Tensor:

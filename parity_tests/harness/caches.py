@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Run, twin
+from parity_tests.harness.case import Case, Run, twin
 from parity_tests.harness.compare import Outcome, select, under_lens, within_budget, worse
+from parity_tests.harness.memory import of_model
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours, read_theirs
 
@@ -19,22 +21,33 @@ def _judge(run: Run, batch: Batch, axes: str, theirs: Tensor, mine: Tensor, orac
     return under_lens(theirs, mine) if run.lens else within_budget(theirs, mine, oracle)
 
 
+def _ours(model: Any, batch: Batch, schedule: str) -> tuple[Tensor, Any]:
+    key = ("read", schedule, batch.name)
+    return of_model(model, key, lambda: read_ours(model, batch, SCHEDULES[schedule]))
+
+
+def _theirs(case: Case, batch: Batch, schedule: str) -> tuple[Tensor, Any]:
+    model = twin(case)
+    key = ("read", schedule, batch.name)
+    return of_model(model, key, lambda: read_theirs(model, case.precision, batch, SCHEDULES[schedule]))
+
+
 def _outcomes(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
-    case, sizes, whole = run.case, SCHEDULES[schedule], SCHEDULES["pass"]
+    case, sizes = run.case, SCHEDULES[schedule]
     for batch in cache_batches(run.model.config.vocab_size, case.device):
         theirs, cache = read_theirs(twin(case), case.precision, batch, sizes, static=static)
-        mine, my_cache = read_ours(run.model, batch, sizes)
-        oracle, true_cache = read_ours(run.oracle, batch, sizes)
+        mine, my_cache = _ours(run.model, batch, schedule)
+        oracle, true_cache = _ours(run.oracle, batch, schedule)
         yield _judge(run, batch, "b s v", theirs, mine, oracle)
         for layer, (entry, true) in enumerate(zip(my_cache.layers, true_cache.layers, strict=True)):
             held = hf.cached(cache, layer)
             if held is not None and not static:
                 for value, ours, truth in zip(held, entry.held(), true.held(), strict=True):
                     yield _judge(run, batch, "b g t e", value, ours, truth)
-        pass_theirs, _ = read_theirs(twin(case), case.precision, batch, whole)
-        pass_mine, _ = read_ours(run.model, batch, whole)
-        pass_oracle, _ = read_ours(run.oracle, batch, whole)
+        pass_mine, _ = _ours(run.model, batch, "pass")
+        pass_oracle, _ = _ours(run.oracle, batch, "pass")
         if run.lens:
+            pass_theirs, _ = _theirs(case, batch, "pass")
             yield _judge(run, batch, "b s v", theirs, pass_theirs, pass_theirs)
             yield _judge(run, batch, "b s v", mine, pass_mine, pass_mine)
         else:

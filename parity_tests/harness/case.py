@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,17 @@ from fixtures import tiny
 from parity_tests.families import FAMILIES
 from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch, standard_batches
-from parity_tests.harness.compare import DTYPES, Outcome, absent, largest_relative, select, under_lens, within_budget, worse
+from parity_tests.harness.compare import (
+    DTYPES,
+    Outcome,
+    absent,
+    largest_relative,
+    select,
+    under_lens,
+    within_budget,
+    worse,
+)
+from parity_tests.harness.memory import of_model, once
 from parity_tests.harness.record import Call, Deviation, Family, Site, Unit, kind_of
 
 TRAINED = "trained:"
@@ -56,25 +66,6 @@ class Case:
         if self.trained:
             return Path(self.variant.removeprefix(TRAINED))
         return tiny.path_of(self.family, self.variant)
-
-
-T = TypeVar("T")
-
-
-def once(make: Callable[[Case], T]) -> Callable[[Case], T]:
-    """Keep what was made for a case: of every tiny model, and of the trained ones, which are large, the latest."""
-    kept: dict[Case, T] = {}
-
-    @wraps(make)
-    def get(case: Case) -> T:
-        if case not in kept:
-            if case.trained:
-                for other in [earlier for earlier in kept if earlier.trained]:
-                    del kept[other]
-            kept[case] = make(case)
-        return kept[case]
-
-    return get
 
 
 @once
@@ -224,8 +215,8 @@ def confront(case: Case, theirs: nn.Module) -> Run:
     traces = []
     for batch in batches_of(case, model.config.vocab_size):
         calls = hf.trace(theirs, case.precision, batch, units)
-        mine = ours.trace(model, batch, units)
-        truth = mine if case.precision == "f64" else ours.trace(oracle, batch, units)
+        mine = of_model(model, batch.name, partial(ours.trace, model, batch, units))
+        truth = of_model(oracle, batch.name, partial(ours.trace, oracle, batch, units))
         traces.append(Traced(batch, calls, mine, truth))
     return Run(case, model, oracle, traces, units)
 

@@ -115,7 +115,7 @@ def cached(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
     return cache[layer][0], cache[layer][1]
 
 
-def static_cache(model: nn.Module, rows: int, length: int) -> Any:
+def static_cache(model: Any, rows: int, length: int) -> Any:
     """A preallocated cache for so many rows and tokens."""
     names = inspect.signature(transformers.StaticCache.__init__).parameters
     parameter = next(model.parameters())
@@ -150,7 +150,9 @@ def run(
         return model(**given)
 
 
-def generate(model: nn.Module, precision: str, ids: Tensor, n_new: int, *, real: Tensor | None = None, **options: Any) -> Tensor:
+def generate(
+    model: Any, precision: str, ids: Tensor, n_new: int, *, real: Tensor | None = None, **options: Any
+) -> Tensor:
     """Greedy continuation (b, n_new) by transformers' own generate."""
     forget(model)
     mask = torch.ones_like(ids) if real is None else real.long()

@@ -193,7 +193,8 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     precisions = [p for p in ("f64", "f32", "bf16", "f16") if any(r.precision == p for r in results)]
     found = versions()
     title = f"transformers {found['transformers']} against the reference (torch {found['torch']}, {device_name(device)})"
-    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    looks = {"title_justify": "left", "caption_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
+    table = Table(title=title, box=SIMPLE_HEAD, **looks)
     table.add_column("\nfamily", no_wrap=True)
     for level in LEVELS:
         table.add_column(f"\n{level}", justify="right", no_wrap=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, padded, positions_of, tokens
+from parity_tests.harness.shapes import unchecked
 
 SCHEDULES = {"steps": (11, *[1] * 8), "chunks": (8, 6, 5), "pass": (19,)}
 """How many tokens go in at each call: a prompt and single steps; several at once on a cache; everything at once."""
@@ -23,11 +24,12 @@ def cache_batches(vocab_size: int, device: str) -> list[Batch]:
     return [batch.to(device) for batch in batches]
 
 
-def _pieces(batch: Batch, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    start, pieces = 0, []
+def pieces(batch: Batch, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """What goes in at each call, and what is real of everything read by then."""
+    start, found = 0, []
     for size in sizes:
         end = start + size
-        pieces.append(
+        found.append(
             {
                 "ids": batch.ids[:, start:end],
                 "positions": None if batch.positions is None else batch.positions[:, start:end],
@@ -35,14 +37,14 @@ def _pieces(batch: Batch, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
             }
         )
         start = end
-    return pieces
+    return found
 
 
 def read_ours(model: Any, batch: Batch, sizes: tuple[int, ...]) -> tuple[Tensor, Any]:
     """The reference's logits (b, s, v) for all tokens, and its cache."""
     cache = model.new_cache()
-    with torch.no_grad():
-        logits = [model(p["ids"], positions=p["positions"], real=p["real"], cache=cache) for p in _pieces(batch, sizes)]
+    with torch.no_grad(), unchecked():
+        logits = [model(p["ids"], positions=p["positions"], real=p["real"], cache=cache) for p in pieces(batch, sizes)]
     return torch.cat(logits, 1), cache
 
 
@@ -54,7 +56,7 @@ def read_theirs(
     rows, length = batch.ids.shape
     cache = hf.static_cache(model, rows, length + 3) if static else None
     logits = []
-    for piece in _pieces(batch, sizes):
+    for piece in pieces(batch, sizes):
         output = hf.run(model, precision, piece.pop("ids"), **piece, cache=cache)
         cache = hf.cache_of(output)
         logits.append(output.logits)

@@ -75,7 +75,7 @@ def no_last_norm(model: Any) -> None:
     model.model.norm.forward = lambda x: x
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Any], None], tuple[str, str | None]] = {
     wrong_eps: ("layers.0.attn_norm", "eps is 1e-6 whatever the config says"),
     one_wrong_eps: ("layers.1.ffn_norm", "eps is 1e-6 whatever the config says"),
     no_scale: ("layers.1.attn.probs", "scores are not scaled"),
