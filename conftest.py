@@ -53,6 +53,7 @@ def options_of(config: pytest.Config) -> Options:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
+    config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")
 
 
@@ -79,6 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif "case" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
+        if metafunc.definition.get_closest_marker("trained"):
+            found = [case for case in found if case.trained]
         metafunc.parametrize("case", found, ids=map(str, found))
 
 

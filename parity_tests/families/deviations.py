@@ -124,11 +124,16 @@ def _other_pairing(module: Attention) -> None:
     module.rotate = rotate_pairs if module.rotate is rotate_halves else rotate_halves
 
 
-def _unpermuted(module: Attention) -> None:
-    for projection, heads in ((module.q_proj, module.n_heads), (module.k_proj, module.n_kv_heads)):
-        for name, parameter in list(projection.named_parameters()):
-            halves = parameter.detach().unflatten(0, (heads, 2, -1))
-            setattr(projection, name, nn.Parameter(halves.transpose(1, 2).flatten(0, 2), requires_grad=False))
+def _reordered(shape: tuple[int, int]) -> Callable[[Attention], None]:
+    """The rows of each head of q and k, seen in this shape, transposed: (2, -1) halves to pairs, (-1, 2) pairs to halves."""
+
+    def change(module: Attention) -> None:
+        for projection, heads in ((module.q_proj, module.n_heads), (module.k_proj, module.n_kv_heads)):
+            for name, parameter in list(projection.named_parameters()):
+                rows = parameter.detach().unflatten(0, (heads, *shape)).transpose(1, 2).flatten(0, 2)
+                setattr(projection, name, nn.Parameter(rows, requires_grad=False))
+
+    return change
 
 
 ROPE = (
@@ -204,7 +209,8 @@ def _rotated_values(module: Attention) -> None:
 
 ATTENTION = (
     Deviation(name="halves and pairs confused in RoPE", site="attn.keys", apply=each(Attention, _other_pairing)),
-    Deviation(name="q and k not permuted", site="attn.keys", apply=each(Attention, _unpermuted)),
+    Deviation(name="q and k not permuted", site="attn.keys", apply=each(Attention, _reordered((2, -1)))),
+    Deviation(name="q and k permuted once more", site="attn.keys", apply=each(Attention, _reordered((-1, 2)))),
     Deviation(
         name="RoPE turns the other way",
         site="attn.keys",

@@ -122,9 +122,8 @@ class Run:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.case.precision]
 
-    def with_reference(self, deviation: Deviation) -> Run:
-        """The same transformers run, against a reference that departs. Only under the lens, where it is its own oracle."""
-        model = deviation.of(self.model)
+    def against(self, model: Any) -> Run:
+        """The same transformers run, against another reference. Only under the lens, where that is its own oracle."""
         traces = []
         for traced in self.traces:
             mine = ours.trace(model, traced.batch, self.units)
