@@ -10,10 +10,9 @@ from fixtures import real
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case, compare, reference, twin
 from parity_tests.harness.compare import under_lens
+from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.report import failure
-from parity_tests.harness.shapes import unchecked
-from reference_impl.generation import generate_greedy
 from weight_mapping import open_checkpoint
 from weight_mapping.rules import PairsToHalves
 
@@ -33,9 +32,7 @@ N_NEW = 32
 def test_continuation(case: Case, prompt: str, recorder: Recorder) -> None:
     run = recorder.run(case, "accumulated", f"continuation.{prompt}")
     ids = torch.tensor([PROMPTS[prompt]], device=case.device) % run.model.config.vocab_size
-    with unchecked():
-        mine = generate_greedy(run.model, ids, N_NEW)
-    theirs = hf.generate(twin(case), case.precision, ids, N_NEW)
+    theirs, mine = generate_both(case, ids, N_NEW)
     recorder.check(case, f"continuation.{prompt}", under_lens(theirs, mine))
 
 

@@ -72,7 +72,7 @@ def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, T
     mapping = plan_for(family, config, checkpoint.layout)
     try:
         mapping.check({name: checkpoint.header(name) for name in checkpoint})
-        return mapping.forward(checkpoint)
+        return mapping.carry(checkpoint)
     except TensorError as error:
         keys = " and ".join(_blame(checkpoint, family, config, error.tensor))
         says = f"; {checkpoint.config_file.name} says {keys}" if keys else ""

@@ -36,6 +36,10 @@ class Plan:
     def forward(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The layout's tensors as the model's parameters: their values, gradients or optimizer state."""
         self.check(tensors)
+        return self.carry(tensors)
+
+    def carry(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`forward` for tensors that `check` has passed, by their headers perhaps: each is read once."""
         for name, drop in self.drops.items():
             if name in tensors:
                 _check_drop(name, tensors[name], drop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fixtures import real
@@ -65,6 +66,7 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
     return found
 
 
+@cache
 def family_of(path: Path) -> str:
     """The family of a checkpoint, by the name that config.json has for it. Errors: MappingError."""
     checkpoint = open_checkpoint(path)
