@@ -2,6 +2,7 @@
 
 SHELL := /bin/sh
 BASELINE ?= fixtures/baseline.txt
+TRANSFORMERS ?=
 JOBS ?= 2
 PYTHON ?=
 OFFLINE ?=
@@ -9,18 +10,27 @@ ARGS ?=
 
 # Without PYTHON the project keeps its own .venv. With it, the environment is the user's and nothing is installed.
 gpu: PYTHON := $(or $(PYTHON),python)
-RUN = $(if $(PYTHON),"$(PYTHON)",.venv/bin/python)
+RUN = $(if $(PYTHON),"$(PYTHON)",$(ENV)/bin/python)
+
+# With TRANSFORMERS=4.57.6 that release runs in an environment of its own, which takes all that it can from .venv.
+ENV = .venv$(addprefix -transformers-,$(TRANSFORMERS))
+REPORT = $(addprefix --report parity-report/transformers-,$(TRANSFORMERS))
+ifneq ($(TRANSFORMERS),)
+$(if $(PYTHON),$(error TRANSFORMERS sets up an environment of its own, and PYTHON names yours: give one of them))
+$(foreach goal,$(filter-out parity real environment,$(MAKECMDGOALS)),\
+$(error TRANSFORMERS is for make parity and make real, not for make $(goal)))
+endif
 
 .PHONY: parity test real gpu lint clean help environment
 .DEFAULT_GOAL := parity
 
 parity real gpu: environment
-	@$(RUN) -m parity_tests $@ $(ARGS)
+	@$(RUN) -m parity_tests $@ $(REPORT) $(ARGS)
 
 # Everything runs even when something fails. pytest comes last: its summary is the closing line.
 test: environment
 	@$(if $(filter-out 0,$(OFFLINE)),,$(RUN) -m parity_tests fetch smollm2)
-	@failed=0; $(LINT); $(RUN) -m pytest -n $(JOBS) $(ARGS) || failed=1; exit $$failed
+	@failed=0; $(LINT); $(RUN) -m pytest -n $(JOBS) --trained $(ARGS) || failed=1; exit $$failed
 
 lint: environment
 	@failed=0; $(LINT); exit $$failed
@@ -31,7 +41,7 @@ LINT = $(RUN) -m ruff check . || failed=1; \
 clean:
 	rm -rf parity-report .pytest_cache .ruff_cache build *.egg-info
 	find . -name .venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
-	[ ! -f .venv/hf-parity.stamp ] || rm -rf .venv
+	for stamp in .venv*/hf-parity.stamp; do [ ! -f "$$stamp" ] || rm -rf "$${stamp%/*}"; done
 
 help:
 	@echo 'make parity   verify the installed transformers, print the verdict, write parity-report/report.json'
@@ -39,9 +49,10 @@ help:
 	@echo 'make real     verify a trained checkpoint, fetched when it is not here'
 	@echo 'make gpu      as parity, on CUDA, in the active environment'
 	@echo 'make lint     ruff and pyright'
-	@echo 'make clean    remove reports, caches and the .venv made here'
+	@echo 'make clean    remove reports, caches and the environments made here'
 	@echo
 	@echo 'PYTHON=python     use the active environment and install nothing (otherwise .venv, made when there is none)'
+	@echo 'TRANSFORMERS=4.57.6  parity, or real, with that release, in an environment of its own beside .venv'
 	@echo 'BASELINE=my.txt   other versions in .venv than those of fixtures/baseline.txt'
 	@echo 'OFFLINE=1         test without fetching the trained checkpoint'
 	@echo 'JOBS=2            how many processes make test uses'
@@ -50,7 +61,7 @@ help:
 environment:
 	@eval "$$COMMON"; eval "$$$(if $(PYTHON),CHECK,SETUP)"
 
-export BASELINE COMMON CHECK SETUP
+export BASELINE TRANSFORMERS COMMON CHECK SETUP
 
 define COMMON
 fail() { echo "hf-parity: $$1" >&2; exit 1; }
@@ -80,19 +91,51 @@ if missing:
 end
 endef
 
-# Our own .venv. The stamp says which versions it holds, by their content, or that an installation has begun.
+# Our own environments. A stamp says what one holds, by its content, or that an installation has begun.
 define SETUP
-stamp=.venv/hf-parity.stamp
-log=.venv/hf-parity.log
+examine() { # folder: what its stamp says, in $$found; one that an interrupted installation left is removed
+    found=$$(cat "$$1/hf-parity.stamp" 2> /dev/null)
+    case $$found in "installing in "*)
+        ! kill -0 "$${found##* }" 2> /dev/null || fail "process $${found##* } is installing into $$1: wait for it."
+        echo "an installation into $$1 was interrupted: making it anew"
+        rm -rf "$$1"
+    esac
+}
+create() { # folder, python, venv's options
+    found=
+    rm -rf "$$1"
+    mkdir "$$1" && echo "installing in $$$$" > "$$1/hf-parity.stamp" && "$$2" -m venv $$3 "$$1" ||
+        fail "$$1 cannot be made."
+}
+install() { # folder, what it holds then, what to call that, pip's arguments
+    folder=$$1 holds=$$2 name=$$3
+    shift 3
+    echo "installing $$name into $$folder"
+    trap 'exit 130' HUP INT TERM
+    echo "installing in $$$$" > "$$folder/hf-parity.stamp"
+    { "$$folder/bin/python" -m pip install --no-input --disable-pip-version-check "$$@" 2>&1 || echo failed; } |
+    tee "$$folder/hf-parity.log" |
+    while IFS= read -r line; do
+        case $$line in
+            *"Downloading "*" MB)"*) echo "  $${line##*Downloading }" ;;
+            "Installing collected packages"*) echo '  unpacking'; begun=yes ;;
+            failed) [ "$$begun" ] || echo "$$found" > "$$folder/hf-parity.stamp"; exit 1 ;;
+        esac
+    done || {
+        refused "$$folder/hf-parity.log"
+        sed -n '/^failed$$/d; /^ *[Ee][Rr][Rr][Oo][Rr]/,$$p' "$$folder/hf-parity.log" >&2
+        fail "pip cannot install $$name into $$folder (all that it said: $$folder/hf-parity.log)."
+    }
+    echo "$$holds" > "$$folder/hf-parity.stamp"
+}
+refused() { :; } # pip's log: says what is wrong where it is plain from that
+
+case $$TRANSFORMERS in [!0-9]*|*[!0-9a-z.]*)
+    fail "TRANSFORMERS=$$TRANSFORMERS is no version number such as 4.57.6." ;;
+esac
 [ -r "$$BASELINE" ] || fail "there is no file $$BASELINE to take the versions from."
 wanted=$$(cat "$$BASELINE" pyproject.toml | cksum)
-found=$$(cat $$stamp 2> /dev/null)
-case $$found in "installing in "*)
-    ! kill -0 "$${found##* }" 2> /dev/null || fail "process $${found##* } is installing into .venv: wait for it."
-    echo 'an installation into .venv was interrupted: making it anew'
-    rm -rf .venv
-esac
-
+examine .venv
 if ! .venv/bin/python -c '' 2> /dev/null; then
     for python in python3 python3.14 python3.13 python3.12 python3.11 python ''; do
         ! new_enough "$$python" || break
@@ -100,28 +143,31 @@ if ! .venv/bin/python -c '' 2> /dev/null; then
     [ "$$python" ] || fail 'Python 3.11 or later is needed, and there is none on PATH.'
     "$$python" -c 'import ensurepip, venv' 2> /dev/null ||
         fail "$$python lacks venv or ensurepip: install them (on Debian the package python3-venv)."
-    rm -rf .venv
-    found=
-    mkdir .venv && echo "installing in $$$$" > $$stamp && "$$python" -m venv .venv || fail '.venv cannot be made.'
+    create .venv "$$python"
 fi
-[ "$$found" != "$$wanted" ] || exit 0
+if [ "$$found" != "$$wanted" ]; then
+    new_enough .venv/bin/python || fail 'the Python in .venv is older than 3.11: remove .venv and call again.'
+    .venv/bin/python -c 'import pip' 2> /dev/null || .venv/bin/python -m ensurepip > /dev/null || fail '.venv has no pip.'
+    install .venv "$$wanted" "$$BASELINE" -r "$$BASELINE"
+fi
+[ "$$TRANSFORMERS" ] || exit 0
 
-new_enough .venv/bin/python || fail 'the Python in .venv is older than 3.11: remove .venv and call again.'
-.venv/bin/python -c 'import pip' 2> /dev/null || .venv/bin/python -m ensurepip > /dev/null || fail '.venv has no pip.'
-echo "installing $$BASELINE into .venv"
-trap 'exit 130' HUP INT TERM
-echo "installing in $$$$" > $$stamp
-{ .venv/bin/python -m pip install --no-input --disable-pip-version-check -r "$$BASELINE" 2>&1 || echo failed; } |
-tee $$log |
-while IFS= read -r line; do
-    case $$line in
-        *"Downloading "*" MB)"*) echo "  $${line##*Downloading }" ;;
-        "Installing collected packages"*) echo '  unpacking'; begun=yes ;;
-        failed) [ "$$begun" ] || echo "$$found" > $$stamp; exit 1 ;;
-    esac
-done || {
-    sed -n '/^failed$$/d; /^ *[Ee][Rr][Rr][Oo][Rr]/,$$p' $$log >&2
-    fail "pip cannot install $$BASELINE into .venv (all that it said: $$log)."
+# Another release. Its path goes on in .venv's packages: what suits it there is used there, pip included, and pip installs
+# what does not in front of them. It changes nothing outside of the environment that it runs in. Sound as long as .venv
+# holds the same.
+env=.venv-transformers-$$TRANSFORMERS
+wanted="on $$(LC_ALL=C ls -d .venv/lib/python*/site-packages/*.dist-info | cksum)"
+examine "$$env"
+[ "$$found" != "$$wanted" ] || ! "$$env/bin/python" -c '' 2> /dev/null || exit 0
+create "$$env" .venv/bin/python --without-pip
+for packages in .venv/lib/python*/site-packages; do
+    echo "../../../../$$packages" > "$$env/$${packages#.venv/}/hf-parity.pth"
+done
+refused() {
+    ! grep -q "No matching distribution found for transformers==" "$$1" || grep -q '(from versions: none)' "$$1" || {
+        rm -rf "$$env"
+        fail "there is no transformers $$TRANSFORMERS."
+    }
 }
-echo "$$wanted" > $$stamp
+install "$$env" "$$wanted" "transformers $$TRANSFORMERS" "transformers==$$TRANSFORMERS"
 endef

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from reference_impl.precision import wide_dtype
 from reference_impl.site import Site
 
-Pairing = Literal["halves", "pairs"]
-"""Which components turn together: i with i + e/2 (GPT-NeoX), or 2i with 2i + 1 (the paper, Meta)."""
+Pairing = Literal["halves", "pairs", "gathered"]
+"""Which components turn together: i with i + e/2 (GPT-NeoX), or 2i with 2i + 1 (the paper, Meta). "gathered" is 2i with
+2i + 1 as well, and lists the first of all pairs before the second of all: q and k alike, so no score changes.
+"""
 
 
 def inverse_frequencies(theta: float | Tensor, width: int) -> Float[Tensor, " p"]:
@@ -34,6 +36,10 @@ class Unscaled:
 
     def amplitude(self) -> float:
         """What cos and sin are multiplied with."""
+        return 1.0
+
+    def score_factor(self) -> float:
+        """What q and k are each multiplied with beyond 1 / sqrt(width), where a model takes that from its scaling."""
         return 1.0
 
 
@@ -102,6 +108,9 @@ class YaRN(Unscaled):
         if self.mscale and self.mscale_all_dim:
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
         return yarn_mscale(self.factor, 1.0)
+
+    def score_factor(self) -> float:
+        return yarn_mscale(self.factor, self.mscale_all_dim) if self.mscale_all_dim else 1.0
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
@@ -180,4 +189,11 @@ def rotate_pairs(
     return x * cos + torch.stack([-odd, even], -1).flatten(-2) * sin
 
 
-ROTATIONS = {"halves": rotate_halves, "pairs": rotate_pairs}
+def rotate_gathered(
+    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "#b s p"], sin: Float[Tensor, "#b s p"]
+) -> Float[Tensor, "b h s e"]:
+    """Turn component 2i with 2i + 1, and put them half a head apart."""
+    return rotate_halves(torch.cat([x[..., 0::2], x[..., 1::2]], -1), cos, sin)
+
+
+ROTATIONS = {"halves": rotate_halves, "pairs": rotate_pairs, "gathered": rotate_gathered}
