@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--family", action="append", choices=sorted(FAMILIES), help="only this family (repeatable)")
     group.addoption("--precision", action="append", choices=PRECISIONS, help="only this precision (repeatable)")
     group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
+    group.addoption("--experts", action="append", help="only this way to run experts: eager, batched_mm, grouped_mm")
     group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
     group.addoption("--checkpoint", type=Path, metavar="PATH", help="verify this checkpoint: an HF folder or a GGUF file")
     group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
@@ -44,6 +45,7 @@ def options_of(config: pytest.Config) -> Options:
         families=chosen.family,
         precisions=chosen.precision,
         attention=chosen.attention,
+        experts=chosen.experts,
         device=chosen.device,
         checkpoint=chosen.checkpoint,
         trained=chosen.trained,
@@ -71,7 +73,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = [
             (case, deviation)
             for case in cases(options, ("f64",))
-            if case.attention == "eager" and not case.trained
+            if case.backend == case.record.backends[0] and not case.trained
             for deviation in case.record.deviations
             if deviation.concerns(case.variant)
         ]

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from parity_tests.harness import ours
 from parity_tests.harness.caches import compare_schedule, explain_schedule
-from parity_tests.harness.case import Case, Run, Traced, compare, explain, reference
+from parity_tests.harness.case import Case, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Deviation
+from parity_tests.harness.run import Run, Traced, compare, explain
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours
 
 LIVE = 1e6 * BAR
@@ -26,7 +27,7 @@ def deviated(run: Run, deviation: Deviation) -> Run:
             call = traced.theirs[unit.name]
             alone = ours.isolated(wrong, unit, call, traced.mine, run.dtype) if unit.feed else freely
             calls[unit.name] = replace(call, planted={site.name: alone[unit.site_name(site)] for site in unit.sites})
-        traces.append(Traced(traced.batch, calls, traced.mine, traced.oracle))
+        traces.append(Traced(traced.batch, calls, traced.mine, traced.oracle, {}))
     return Run(run.case, run.model, run.oracle, traces, run.units)
 
 

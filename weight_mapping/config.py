@@ -11,12 +11,13 @@ from reference_impl.position import RopeConfig
 from weight_mapping.container import Checkpoint, Value
 from weight_mapping.errors import MappingError
 from weight_mapping.families import FAMILIES
-from weight_mapping.family import C, Default, Family, Fields, Layout, ReferenceConfig
+from weight_mapping.family import C, Default, Family, Fields, Key, Layout, ReferenceConfig
 from weight_mapping.rope import SCALINGS
 
 _FILE = {"hf": "config.json", "gguf": "GGUF metadata"}
 _TYPE_KEY = {"hf": "model_type", "gguf": "general.architecture"}
 _NESTED = ("rope_scaling", "rope_parameters")
+_ROPE = ("rope.theta", "rope.type", "rope.pairing")  # whatever the scaling
 
 _HARMLESS = {
     "hf": (
@@ -51,6 +52,12 @@ _ONLY: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 }
 
 
+_WHY = {
+    "quantization_config": "; quantised weights, FP8 among them, are not supported yet: take or make a copy of the "
+    "checkpoint in bfloat16, without this key",
+}
+
+
 def find_family(raw: Mapping[str, Value], layout: str, where: str | None = None) -> Family:
     """The family that a config names. Raises MappingError when it names none, or one that is not here."""
     where, key = where or _FILE[layout], _TYPE_KEY[layout]
@@ -75,9 +82,11 @@ def parse_config(
     where = where or _FILE[layout]
     family = find_family(raw, layout, where)
     try:
-        return family, _build(family, family.layouts[layout], {**(tensors_say or {}), **_read(raw, layout, family)})
+        config = _build(family, family.layouts[layout], {**(tensors_say or {}), **_read(raw, layout, family)})
+        _check_implied(raw, layout, family, config)
     except MappingError as error:
         raise MappingError(f"{where}: {error}") from None
+    return family, config
 
 
 def read_config(checkpoint: Checkpoint) -> tuple[Family, ReferenceConfig]:
@@ -97,10 +106,12 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     values = _fields_of(config)
     out: dict[str, Value] = {"architectures": [family.architecture], "model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
-    for key, field in _first_keys(layout).items():
+    for key, entry in _first_keys(layout).items():
         group, _, part = key.rpartition(".")
-        if values.get(field) is not None:
-            (scaling if group else out)[part] = values[field]
+        value = values.get(entry.field)
+        if value is not None or entry.kind.null:
+            (scaling if group else out)[part] = None if value is None else entry.kind.write(value)
+    out |= {key: of(config) for key, of in layout.implied.items()}
     # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it
     scaled = values["rope.type"] != "default"
     out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
@@ -125,7 +136,8 @@ def _flat(raw: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
 
 def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
     """The fields that `raw` gives. Every key must be one of the family's, have its only value, or be harmless."""
-    known, only = family.layouts[layout].keys, {**_ONLY[layout], **family.layouts[layout].only}
+    own = family.layouts[layout]
+    known, only = own.keys, {**_ONLY[layout], **own.only}
     given: dict[str, tuple[str, Value]] = {}
     for key, value in _flat(raw):
         if key in known:
@@ -133,7 +145,7 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
             if value in kind.absent:
                 continue
             read = kind.read(value)
-            if read is None:
+            if read is None and not (kind.null and value is None):
                 raise MappingError(f"{key} is {json.dumps(value)} and must be {kind.says}")
             first, other = given.setdefault(known[key].field, (key, read))
             if other != read:
@@ -142,10 +154,17 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
         elif key in only:
             if value not in only[key]:
                 allowed = " or ".join(map(json.dumps, only[key]))
-                raise MappingError(f"{key} is {json.dumps(value)}, and only {allowed} is supported")
-        elif not is_harmless(key, layout, family):
+                raise MappingError(f"{key} is {json.dumps(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
+        elif key not in own.implied and not is_harmless(key, layout, family):
             raise MappingError(f"the key {key!r} is unknown and could change the maths; remove it if it does not")
     return {field: value for field, (_, value) in given.items()}
+
+
+def _check_implied(raw: Mapping[str, Value], layout: str, family: Family[C], config: C) -> None:
+    for key, of in family.layouts[layout].implied.items():
+        if not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
+            follows = f"and {json.dumps(of(config))} follows from the other keys; keep what is right"
+            raise MappingError(f"{key} is {json.dumps(raw[key])}, {follows}")
 
 
 def _complete(given: Fields, names: list[str], defaults: Mapping[str, Default], spelled: Callable[[str], str]) -> None:
@@ -174,13 +193,13 @@ def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
     scaling = SCALINGS[kind]
     parts = [f"rope.{field.name}" for field in fields(scaling.make)]
     for name in given:
-        if name.startswith("rope.") and name not in ("rope.type", "rope.theta", *parts):
+        if name.startswith("rope.") and name not in (*_ROPE, *parts):
             raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
     _complete(given, parts, scaling.defaults, spelled)
     values["rope"] = RopeConfig(
         theta=given["rope.theta"],
-        width=given[family.rope.width],
-        pairing=family.rope.pairing,
+        width=given[family.rope_width],
+        pairing=given["rope.pairing"],
         scaling=scaling.make(**{part.removeprefix("rope."): given[part] for part in parts}),
     )
     return family.config(**values)
@@ -193,11 +212,8 @@ def _fields_of(config: ReferenceConfig) -> Fields:
     assert isinstance(rope, RopeConfig)
     out |= {f"rope.{field.name}": getattr(rope.scaling, field.name) for field in fields(rope.scaling)}
     kind = next(kind for kind, scaling in SCALINGS.items() if scaling.make is type(rope.scaling))
-    return out | {"rope.theta": rope.theta, "rope.type": kind}
+    return out | {"rope.theta": rope.theta, "rope.type": kind, "rope.pairing": rope.pairing}
 
 
-def _first_keys(layout: Layout) -> dict[str, str]:
-    seen: dict[str, str] = {}
-    for key, entry in layout.keys.items():
-        seen.setdefault(entry.field, key)
-    return {key: field for field, key in seen.items()}
+def _first_keys(layout: Layout) -> dict[str, Key]:
+    return {key: entry for key, entry in layout.keys.items() if layout.spelled(entry.field) == key}

@@ -2,17 +2,16 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import Field, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from reference_impl.decoder import Decoder
-from reference_impl.position import Pairing
 from weight_mapping.container import Checkpoint, Value
 from weight_mapping.rules import Table
 
 Fields: TypeAlias = dict[str, Any]
-"""A config under the reference's names, each value of the kind of its key. RoPE's parts are `rope.theta`, `rope.type`
-and `rope.<field of the scaling>`."""
+"""A config under the reference's names, each value of the kind of its key. RoPE's parts are `rope.theta`, `rope.type`,
+`rope.pairing` and `rope.<field of the scaling>`."""
 
 Default: TypeAlias = Value | Callable[[Any], Value]
 """What a field is when the config does not say: a value, or a function of the fields known so far (of mixed types)."""
@@ -29,11 +28,15 @@ C = TypeVar("C", bound=ReferenceConfig)
 
 @dataclass(frozen=True)
 class Kind:
-    """What the value of a key may be; `read` gives None for what it may not. An `absent` value is like no key."""
+    """What the value of a key may be; `read` gives None for what it may not, and `write` is its inverse."""
 
     says: str
     read: Callable[[Value], Value]
+    write: Callable[[Value], Value] = lambda value: value
     absent: tuple[Value, ...] = (None,)
+    """Values that are like no key."""
+    null: bool = False
+    """Whether null is a value beside those of `read`."""
 
 
 def _number(value: Value, least: float) -> float | None:
@@ -43,10 +46,17 @@ def _number(value: Value, least: float) -> float | None:
 
 
 COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
+COUNT_OR_NULL = replace(COUNT, says="a whole number above 0 or null", absent=(), null=True)
+WHOLE = Kind("a whole number of 0 or more", lambda v: v if type(v) is int and v >= 0 else None)
 POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
 AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
 FLAG = Kind("true or false", lambda v: v if type(v) is bool else None)
 TEXT = Kind("a string", lambda v: v if type(v) is str else None)
+
+
+def given(kind: Kind) -> Kind:
+    """The same where null is no value, and not like no key either: readers have taken it for something else."""
+    return replace(kind, absent=())
 
 
 @dataclass(frozen=True)
@@ -65,17 +75,9 @@ class Check:
     holds: Callable[[Fields], bool]
 
 
-@dataclass(frozen=True)
-class Rope:
-    """Which field is the rotated width of a head, and which components the reference pairs up."""
-
-    width: str
-    pairing: Pairing
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layout(Generic[C]):
-    """How one layout writes down a family: the names it has there, its config's keys, its tensors."""
+    """How one layout writes down a family's config: the names it has there, and the keys."""
 
     names: tuple[str, ...]
     """HF's `model_type`s, GGUF's architectures. The first is written."""
@@ -88,7 +90,8 @@ class Layout(Generic[C]):
     """Fields that the config may leave out; each default may look at the fields before it."""
     tensors_say: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
     """Fields that the layout leaves to the tensors."""
-    table: Callable[[C], Table]
+    implied: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
+    """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless."""
 
     def spelled(self, name: str) -> str:
         """The key to write a field under: the first that gives it; the field's own name where none does."""
@@ -103,6 +106,10 @@ class Family(Generic[C]):
     """The class that config.json names."""
     config: type[C]
     model: Callable[[C], Decoder]
-    rope: Rope
+    rope_width: str
+    """The field that is the rotated width of a head."""
     checks: tuple[Check, ...]
     layouts: Mapping[str, Layout[C]]
+    """The configs of files: "hf", "gguf"."""
+    tables: Mapping[str, Callable[[C], Table]]
+    """The tensors of files, and "transformers5": of its models in memory. What 4 has in memory is "hf"."""

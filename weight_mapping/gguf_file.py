@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
@@ -12,6 +13,16 @@ from torch import Tensor
 
 from weight_mapping.container import Checkpoint, Value
 from weight_mapping.errors import MappingError
+
+
+class _Reader(GGUFReader):
+    """gguf's reader, made to stop at the end of the file. By itself it goes on, and appends nothing to a list as often
+    as a damaged count says."""
+
+    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, *order: Any, **named: Any) -> npt.NDArray[Any]:
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+            raise ValueError("it ends too early")
+        return super()._get(offset, dtype, count, *order, **named)
 
 
 class GGUFFile(Checkpoint):
@@ -35,7 +46,7 @@ class GGUFFile(Checkpoint):
     def __init__(self, path: Path):
         super().__init__(path)
         try:
-            reader = GGUFReader(path)
+            reader = _Reader(path)
             metadata = {name: f.contents() for name, f in reader.fields.items() if not name.startswith("GGUF.")}
         except (ValueError, LookupError, OverflowError, MemoryError, OSError) as error:
             raise MappingError(f"{path}: not a complete GGUF file ({error}); fetch it again") from error

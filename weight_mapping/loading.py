@@ -15,14 +15,15 @@ from weight_mapping.config import read_config
 from weight_mapping.container import Checkpoint
 from weight_mapping.errors import MappingError, TensorError
 from weight_mapping.families import FAMILIES
-from weight_mapping.family import C, Family, ReferenceConfig
-from weight_mapping.plan import Plan, plan
+from weight_mapping.family import C, Family, Layout, ReferenceConfig
+from weight_mapping.plan import Plan, plan, source_of
 
 
-def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+def parameters_of(model: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
     """What a checkpoint must give a model, by name: parameters and buffers. What is tied is given once."""
     state, first = model.state_dict(keep_vars=True), _first_names(model)
-    return {name: state[name] for name in dict.fromkeys(first.values())}
+    kept = {name: state[name] for name in dict.fromkeys(first.values())}
+    return {name: t for name, t in kept.items() if buffers or isinstance(t, nn.Parameter)}
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -40,11 +41,17 @@ def family_of(model: nn.Module) -> tuple[Family, ReferenceConfig]:
     raise MappingError(f"{type(model).__name__} is no model of a family that can be mapped")
 
 
-def plan_for(family: Family[C], config: C, layout: str) -> Plan:
-    """How the layout's tensors and the parameters of the model with this config go into each other."""
+def plan_for(family: Family[C], config: C, layout: str, *, buffers: bool = True) -> Plan:
+    """How the layout's tensors and the parameters of the model with this config go into each other.
+
+    buffers: whether they are among them; gradients and the state of an optimizer have none.
+    """
+    return plan(family.tables[layout](config), parameters_of(_empty(family, config), buffers=buffers))
+
+
+def _empty(family: Family[C], config: C) -> Decoder:
     with torch.device("meta"):
-        model = family.model(config)
-    return plan(family.layouts[layout].table(config), parameters_of(model))
+        return family.model(config)
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
@@ -57,8 +64,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     checkpoint = open_checkpoint(path)
     family, config = read_config(checkpoint)
     parameters = _map(checkpoint, family, config)
-    with torch.device("meta"):
-        model = family.model(config)
+    model = _empty(family, config)
     own = {name: t.to(device=device, dtype=dtype).contiguous() for name, t in parameters.items()}
     for name, slot in parameters_of(model).items():
         if isinstance(slot, nn.Parameter):
@@ -83,27 +89,30 @@ def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str) ->
     """The keys that decide whether a tensor is there, or how long its wrong axes are: found by changing each."""
 
     def expected(config: C) -> torch.Size | None:
-        empty = plan_for(family, config, checkpoint.layout).sources.get(tensor)
+        table, parameters = family.tables[checkpoint.layout](config), parameters_of(_empty(family, config))
+        empty = source_of(tensor, table, parameters)
         return None if empty is None else empty.shape
 
     asked = expected(config)
-    found = checkpoint.shape(tensor) if tensor in checkpoint else asked
+    found = checkpoint.shape(tensor) if tensor in checkpoint else None
     layout = family.layouts[checkpoint.layout]
     for field in dataclasses.fields(config):
-        for changed in _neighbours(family, config, field.name):
+        for changed in _neighbours(family, config, layout, field.name):
             other = expected(changed)
-            if asked is None or other is None or found is None:
-                matters = asked is not other
+            if asked is None or found is None:
+                matters = (asked is None) != (other is None)
             else:
-                matters = any(a not in (o, f) for a, o, f in zip(asked, other, found, strict=False))
+                matters = any(a not in (o, f) for a, o, f in zip(asked, other or asked, found, strict=False))
             if matters:
                 yield f"{layout.spelled(field.name)} {json.dumps(getattr(config, field.name))}"
                 break
 
 
-def _neighbours(family: Family[C], config: C, field: str) -> list[C]:
-    """The config with a flag turned over, or a count much larger and smaller, as far as the family allows it."""
+def _neighbours(family: Family[C], config: C, layout: Layout[C], field: str) -> list[C]:
+    """The config with a flag turned over, or a count much larger, smaller or null, as far as the family allows it."""
     value = getattr(config, field)
+    nullable = any(key.field == field and key.kind.null for key in layout.keys.values())
     others = [not value] if type(value) is bool else [8 * value, value // 2] if type(value) is int else []
-    configs = [dataclasses.replace(config, **{field: other}) for other in others if other is False or other > 0]
+    others = [other for other in others if other is False or other > 0] + ([None if value else 8] if nullable else [])
+    configs = [dataclasses.replace(config, **{field: other}) for other in others]
     return [c for c in configs if all(check.holds(vars(c)) for check in family.checks)]

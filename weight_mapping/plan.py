@@ -1,17 +1,18 @@
 """A table expanded for one model and checked: it takes tensors from a file's layout to the model's, and back."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from string import Formatter
 
 import torch
 from torch import Tensor
 
 from weight_mapping.errors import TensorError
+from weight_mapping.patterns import Index, found, indices, settings, spelled_out
 from weight_mapping.rules import Drop, Rule, Table, Tensors
 
-Index = Mapping[str, Sequence[object]]
+
+_NO_FP8 = "FP8 is not supported yet: take or make a copy of the checkpoint in bfloat16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class Plan:
     """Every name spelled out, each with its shape as an empty tensor on the meta device."""
 
     rules: tuple[Rule, ...]
-    drops: Mapping[str, Drop]
+    drops: tuple[Drop, ...]
+    index: Index
     sources: Mapping[str, Tensor]
     """What the layout holds."""
     copies: Mapping[str, Tensor]
@@ -29,9 +31,22 @@ class Plan:
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise TensorError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
-        _check_each({name: t for name, t in tensors.items() if name not in self.drops}, {**self.sources, **self.copies})
+        dropped = self.dropped(tensors)
+        _check_each({name: t for name, t in tensors.items() if name not in dropped}, {**self.sources, **self.copies})
         for rule in self.rules:
             _check_rule(rule.sources, tensors, rule.targets, some=rule.tied)
+
+    def dropped(self, names: Collection[str]) -> dict[str, Drop]:
+        """Those of a file's names that no parameter takes, with the reason."""
+        markers = dict.fromkeys(drop.beside for drop in self.drops if drop.beside)
+        places = {marker: list(found(marker, self.index, names)) for marker in markers}
+        out: dict[str, Drop] = {}
+        for drop in self.drops:
+            for place in places[drop.beside] if drop.beside else [{}]:
+                index = {**self.index, **{name: (value,) for name, value in place.items()}}
+                out |= dict.fromkeys((name for name in spelled_out(drop.source, index) if name in names), drop)
+        _claim_once("tensor", itertools.chain(((name, r) for r in self.rules for name in r.sources), out.items()))
+        return out
 
     def forward(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The layout's tensors as the model's parameters: their values, gradients or optimizer state."""
@@ -40,8 +55,8 @@ class Plan:
 
     def carry(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`forward` for tensors that `check` has passed, by their headers perhaps: each is read once."""
-        for name, drop in self.drops.items():
-            if name in tensors:
+        for name, drop in self.dropped(tensors).items():
+            if drop.only_if is not None:  # so that what is dropped is not read, unless it matters
                 _check_drop(name, tensors[name], drop)
         out: dict[str, Tensor] = {}
         for rule in self.rules:
@@ -71,8 +86,8 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     """
     targets = {name: torch.empty_like(p, device="meta", requires_grad=False) for name, p in parameters.items()}
     rules = tuple(r for rule in table.rules for r in _expand(rule, table.index) if _applies(r, targets))
-    drops = {name: drop for drop in table.drops for name in _names(drop.source, table.index)}
-    _claim_once("tensor", itertools.chain(((name, r) for r in rules for name in r.sources), drops.items()))
+    drops = ((name, drop) for drop in table.drops if not drop.beside for name in spelled_out(drop.source, table.index))
+    _claim_once("tensor", itertools.chain(((name, r) for r in rules for name in r.sources), drops))
     written = _claim_once("parameter", ((name, r) for r in rules for name in r.targets))
     for name in targets:
         if name not in written:
@@ -82,7 +97,20 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     for rule in rules:  # what the file must hold is what the inverse makes of the model
         sources |= _undo(rule, tuple(targets[name] for name in rule.targets))
     copies = {name: sources[rule.sources[0]] for rule in rules if rule.tied for name in rule.sources[1:]}
-    return Plan(rules=rules, drops=drops, sources=sources, copies=copies, targets=targets)
+    return Plan(rules=rules, drops=table.drops, index=table.index, sources=sources, copies=copies, targets=targets)
+
+
+def source_of(name: str, table: Table, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    """What the layout holds under `name`: `plan(table, parameters).sources.get(name)`, without spelling out the rest."""
+    for rule in table.rules:
+        for source in rule.sources:
+            for place in found(source, table.index, [name]):
+                shared = set.intersection(*map(indices, rule.sources + rule.targets))
+                index = {**table.index, **{key: (value,) for key, value in place.items() if key in shared}}
+                for one in _expand(rule, index):
+                    if _applies(one, parameters):
+                        return _undo(one, tuple(parameters[target] for target in one.targets)).get(name)
+    return None
 
 
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
@@ -91,27 +119,12 @@ def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
     return dict(zip(rule.sources[:1] if rule.tied else rule.sources, group, strict=True))
 
 
-def _indices(pattern: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(pattern) if name}
-
-
-def _settings(indices: Iterable[str], index: Index) -> Iterator[dict[str, object]]:
-    """Every combination of values of these indices, the last one running fastest."""
-    names = sorted(indices)
-    for values in itertools.product(*(index[name] for name in names)):
-        yield dict(zip(names, values, strict=True))
-
-
-def _names(pattern: str, index: Index) -> list[str]:
-    return [pattern.format(**setting) for setting in _settings(_indices(pattern), index)]
-
-
 def _expand(rule: Rule, index: Index) -> Iterator[Rule]:
     """The rule once for every value of the indices that its patterns share, with the others listed out."""
-    found = {pattern: _indices(pattern) for pattern in rule.sources + rule.targets}
-    shared = set.intersection(*found.values())
-    inner = {pattern: list(_settings(indices - shared, index)) for pattern, indices in found.items()}
-    for outer in _settings(shared, index):
+    has = {pattern: indices(pattern) for pattern in rule.sources + rule.targets}
+    shared = set.intersection(*has.values())
+    inner = {pattern: list(settings(own - shared, index)) for pattern, own in has.items()}
+    for outer in settings(shared, index):
         sources = tuple(p.format(**outer, **own) for p in rule.sources for own in inner[p])
         targets = tuple(p.format(**outer, **own) for p in rule.targets for own in inner[p])
         yield Rule(sources, targets, rule.ops, rule.tied)
@@ -137,13 +150,19 @@ def _claim_once(what: str, claims: Iterable[tuple[str, Rule | Drop]]) -> dict[st
 def _check_each(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if name not in expected:
-            raise TensorError(name, f"tensor {name!r} is unexpected, no rule takes it")
+            why = (
+                f"holds the scales of FP8 weights, {_NO_FP8}"
+                if name.endswith("_scale_inv")
+                else "is unexpected, no rule takes it"
+            )
+            raise TensorError(name, f"tensor {name!r} {why}")
         if tensor.shape != expected[name].shape:
             shapes = f"shape {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
             raise TensorError(name, f"tensor {name!r} has {shapes}")
         if not tensor.is_floating_point() or tensor.element_size() < 2:
-            wants = "a float of 16 bits or more is expected; dequantize it"
-            raise TensorError(name, f"tensor {name!r} is {tensor.dtype} where {wants}")
+            wants = "a float of 16 bits or more is expected"
+            what = _NO_FP8 if tensor.is_floating_point() else "dequantize it"
+            raise TensorError(name, f"tensor {name!r} is {tensor.dtype} where {wants}; {what}")
 
 
 def _check_rule(names: Sequence[str], tensors: Mapping[str, Tensor], makes: Sequence[str], some: bool = False) -> None:
@@ -159,7 +178,7 @@ def _check_rule(names: Sequence[str], tensors: Mapping[str, Tensor], makes: Sequ
 
 
 def _check_drop(name: str, tensor: Tensor, drop: Drop) -> None:
-    if drop.only_if is not None and not tensor.is_meta and not (tensor == drop.only_if).all():
+    if not tensor.is_meta and not (tensor == drop.only_if).all():
         raise TensorError(name, f"tensor {name!r} {drop.otherwise}")
 
 

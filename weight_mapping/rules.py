@@ -8,12 +8,13 @@ all patterns of a rule share runs over copies of the rule; one that only one sid
 stacks the experts of a layer, and does so for each layer.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from weight_mapping.patterns import Index
 
 Tensors = tuple[Tensor, ...]
 
@@ -156,10 +157,15 @@ def tie(sources: tuple[str, ...], target: str) -> Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """A tensor that no parameter takes, and why. With `only_if`, a file whose values are others is refused."""
+    """A tensor that no parameter takes, and why. With `only_if`, a file whose values are others is refused.
+
+    beside: only where a file has this tensor as well. Its indices are then those that the file has, so that their
+    ranges may be as long as one likes.
+    """
 
     source: str
     reason: str
+    beside: str | None = None
     only_if: float | None = None
     otherwise: str = ""
 
@@ -168,6 +174,6 @@ class Drop:
 class Table:
     """One layout of one model. A rule whose targets the model lacks (its biases, say) is passed over."""
 
-    index: Mapping[str, Sequence[object]]
+    index: Index
     rules: tuple[Rule, ...]
     drops: tuple[Drop, ...] = ()

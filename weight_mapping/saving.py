@@ -39,7 +39,8 @@ def save(
     for name, tensor in parameters.items():
         if tensor.is_meta:
             raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save")
-    dtype = reduce(torch.promote_types, (t.dtype for t in parameters.values()))
+    trained = parameters_of(model, buffers=False)  # a buffer may be kept in float32 beside weights in bfloat16
+    dtype = reduce(torch.promote_types, (t.dtype for t in trained.values()))
     written = render_config(family, config, dtype)
     for key in extra or {}:
         if key in written or not is_harmless(key, "hf", family):

@@ -136,35 +136,37 @@ def _reordered(shape: tuple[int, int]) -> Callable[[Attention], None]:
     return change
 
 
-ROPE = (
-    Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=_with_rope(theta=10000.0)),
-    Deviation(
-        name="RoPE's scaling is ignored", site="rope.cos", apply=_with_rope(scaling=Unscaled()), variants=("rope-*",)
-    ),
-    Deviation(
-        name="YaRN's attention factor is left out",
-        site="rope.cos",
-        apply=_scaling(YaRN, lambda _: {"amplitude": lambda: 1.0}),
-        variants=("rope-yarn",),
-    ),
-    Deviation(
-        name="YaRN interpolates every pair",
-        site="rope.cos",
-        apply=_scaling(YaRN, _everything_interpolated),
-        variants=("rope-yarn",),
-    ),
-    Deviation(
-        name="llama3 scaling without the blend between its bands",
-        site="rope.cos",
-        apply=_scaling(Llama3, _hard_step),
-        variants=("rope-llama3",),
-    ),
+THETA = Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=_with_rope(theta=10000.0))
+
+
+def scaled(variants: tuple[str, ...]) -> Deviation:
+    """Of variants that scale RoPE."""
+    return Deviation(
+        name="RoPE's scaling is ignored", site="rope.cos", apply=_with_rope(scaling=Unscaled()), variants=variants
+    )
+
+
+def yarn(variants: tuple[str, ...]) -> tuple[Deviation, ...]:
+    """Of variants that scale RoPE by YaRN."""
+    left_out = _scaling(YaRN, lambda _: {"amplitude": lambda: 1.0})
+    everything = _scaling(YaRN, _everything_interpolated)
+    return (
+        Deviation(name="YaRN's attention factor is left out", site="rope.cos", apply=left_out, variants=variants),
+        Deviation(name="YaRN interpolates every pair", site="rope.cos", apply=everything, variants=variants),
+    )
+
+
+LLAMA3 = Deviation(
+    name="llama3 scaling without the blend between its bands",
+    site="rope.cos",
+    apply=_scaling(Llama3, _hard_step),
+    variants=("rope-llama3",),
 )
 
 # --- attention ---
 
 
-def _bare_bias(*names: str) -> Callable[[Any], None]:
+def bare_bias(*names: str) -> Callable[[Any], None]:
     def change(module: nn.Module) -> None:
         for name in names:
             getattr(module, name).bias = None
@@ -234,13 +236,13 @@ ATTENTION = (
     Deviation(
         name="bias of q, k and v dropped",
         site="attn.keys",
-        apply=each(Attention, _bare_bias("q_proj", "k_proj", "v_proj")),
+        apply=each(Attention, bare_bias("q_proj", "k_proj", "v_proj")),
         variants=("biased",),
     ),
     Deviation(
         name="bias of the output projection dropped",
         site="attn",
-        apply=each(Attention, _bare_bias("o_proj")),
+        apply=each(Attention, bare_bias("o_proj")),
         variants=("biased",),
     ),
 )
@@ -282,15 +284,21 @@ def _gate_and_up_swapped(module: GatedFFN) -> None:
     module.gate_proj, module.up_proj = module.up_proj, module.gate_proj
 
 
-GATED_FFN = (
-    Deviation(name="gate and up swapped", site="ffn", apply=each(GatedFFN, _gate_and_up_swapped)),
-    Deviation(name="gelu for silu", site="ffn", apply=each(GatedFFN, constant("activation", F.gelu))),
-    Deviation(
-        name="bias of the feed-forward network dropped",
-        site="ffn",
-        apply=each(GatedFFN, _bare_bias("gate_proj", "up_proj", "down_proj")),
-        variants=("biased",),
-    ),
+def gated_ffn(variants: tuple[str, ...] = ("*",)) -> tuple[Deviation, ...]:
+    """Of variants whose first layer has a GatedFFN as its channel mixer."""
+    swapped = each(GatedFFN, _gate_and_up_swapped)
+    gelu = each(GatedFFN, constant("activation", F.gelu))
+    return (
+        Deviation(name="gate and up swapped", site="ffn", apply=swapped, variants=variants),
+        Deviation(name="gelu for silu", site="ffn", apply=gelu, variants=variants),
+    )
+
+
+FFN_BIAS = Deviation(
+    name="bias of the feed-forward network dropped",
+    site="ffn",
+    apply=each(GatedFFN, bare_bias("gate_proj", "up_proj", "down_proj")),
+    variants=("biased",),
 )
 
 # --- layer and trunk ---
@@ -369,11 +377,13 @@ def _cache_of(kind: type[LayerCache]) -> Change:
     return each(Decoder, change)
 
 
-TRUNK = (
-    Deviation(name="embedding scaled by the root of d_model", site="embed", apply=each(Decoder, _embedding_scaled)),
-    Deviation(name="layers in lexical order", site="attn_norm", apply=each(Decoder, _lexical), variants=("mqa",)),
-    Deviation(name="last norm left out", site="norm", apply=each(Decoder, _last_norm_left_out)),
-    Deviation(name="positions restart after the cache", site="cache", apply=each(Decoder, _restarting)),
-    Deviation(name="the cache puts new keys before the old", site="cache", apply=_cache_of(_Prepending)),
-    Deviation(name="the cache writes one slot early", site="cache", apply=_cache_of(_OneSlotEarly)),
-)
+def trunk(*, many_layers: tuple[str, ...]) -> tuple[Deviation, ...]:
+    """Departures of the decoder as a whole. many_layers: the variants with more than ten."""
+    return (
+        Deviation(name="embedding scaled by the root of d_model", site="embed", apply=each(Decoder, _embedding_scaled)),
+        Deviation(name="layers in lexical order", site="attn_norm", apply=each(Decoder, _lexical), variants=many_layers),
+        Deviation(name="last norm left out", site="norm", apply=each(Decoder, _last_norm_left_out)),
+        Deviation(name="positions restart after the cache", site="cache", apply=each(Decoder, _restarting)),
+        Deviation(name="the cache puts new keys before the old", site="cache", apply=_cache_of(_Prepending)),
+        Deviation(name="the cache writes one slot early", site="cache", apply=_cache_of(_OneSlotEarly)),
+    )

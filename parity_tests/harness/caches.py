@@ -9,10 +9,11 @@ from torch import Tensor
 
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Case, Run, twin
+from parity_tests.harness.case import Case, twin
 from parity_tests.harness.compare import Outcome, select, under_lens, within_budget, worse
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.record import Deviation
+from parity_tests.harness.run import Run
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours, read_theirs
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ change of the mathematics ever seen between two releases is ten million times ab
 
 ULPS = 1
 """What an error budget grants beyond twice the reference's own error, in units in the last place."""
+
+UNINFORMATIVE = "the budget is above the value itself, so that it would pass anything"
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -34,6 +37,10 @@ class Outcome:
         """error / bar: above 1 is a difference."""
         return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
 
+    def known(self, name: str) -> Outcome:
+        """The same, as a difference that the family's record lists."""
+        return replace(self, verdict="known", note=name)
+
 
 def absent(note: str) -> Outcome:
     """The value does not exist on transformers' side."""
@@ -43,9 +50,12 @@ def absent(note: str) -> Outcome:
 def select(x: Tensor, axes: str, queries: Tensor, keys: Tensor) -> Tensor:
     """The entries of `x` that have a defined value: rows of real queries and of real keys.
 
-    queries (b, s), keys (b, t): True where the token is real. An axis of size 1 where those have more is broadcast.
+    queries (b, s), keys (b, t): True where the token is real. An axis "n" lists all (b, s) tokens. An
+    axis of size 1 where those have more is broadcast.
     """
     names = axes.split()
+    if names[0] == "n":
+        return x[queries.flatten()]
     for letter, real in (("s", queries), ("t", keys)):
         if letter == "t" and "s" in names:
             continue  # what a real query makes of a padded key is defined: nothing
@@ -125,7 +135,31 @@ def within_budget(theirs: Tensor, ours: Tensor, oracle: Tensor) -> Outcome:
     if note := misfit(theirs, ours):
         return _refused(note)
     bar = 2 * l2_relative(ours, oracle) + ULPS * torch.finfo(ours.dtype).eps
+    if bar >= 1:  # an answer of nothing but zeros would pass
+        return Outcome(l2_relative(theirs, oracle), bar, torch.equal(theirs, ours), "not covered", UNINFORMATIVE)
     return _judge(theirs, ours, l2_relative(theirs, oracle), bar)
+
+
+def choices(theirs: Tensor, ours: Tensor, oracle: Tensor, choose: Callable[[Tensor], Tensor]) -> Outcome:
+    """Did transformers choose otherwise only where rounding can tip the balance? error: the share of tokens where not.
+
+    theirs (n, x): True for the experts it chose. ours, oracle (n, x): the scores that decide, in this precision and in
+    float64; choose: from such scores to experts (n, k). A choice is one of rounding when it is the best after moving
+    every score by twice the reference's own error in the chosen experts' favour.
+    """
+    slack = 2 * (ours.double() - oracle).abs().max() + ULPS * torch.finfo(ours.dtype).eps * oracle.abs().max()
+    favoured = torch.where(theirs, oracle + slack, oracle - slack)
+    explained = (dense(choose(favoured), oracle.shape[-1]) == theirs).all(-1)
+    equal = (dense(choose(oracle), oracle.shape[-1]) == theirs).all(-1)
+    wrong = (~explained).double().mean().item()
+    note = "" if equal.all() else f"{int((~equal).sum())} of {len(equal)} tokens choose otherwise, by rounding"
+    return Outcome(wrong, 0.0, bool(equal.all()), "differs" if wrong else "same", note)
+
+
+def dense(choice: Tensor, n_experts: int, weight: Tensor | None = None) -> Tensor:
+    """(n, k) experts, in any order, as (n, x): True where chosen, or its weight there and 0 elsewhere."""
+    empty = torch.zeros(len(choice), n_experts, dtype=torch.bool if weight is None else weight.dtype, device=choice.device)
+    return empty.scatter(-1, choice, True if weight is None else weight)
 
 
 def worse(a: Outcome, b: Outcome) -> Outcome:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.lens import Lens
-from parity_tests.harness.record import Call, Unit
+from parity_tests.harness.record import Backend, Call, Unit
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
+
+
+VERSION = transformers.__version__
 
 
 class Absent(Exception):
@@ -32,29 +35,39 @@ def has_class(name: str) -> bool:
     return hasattr(transformers, name)
 
 
-def build(hf_class: str, source: Path, precision: str, attention: str, device: str = "cpu") -> nn.Module:
+def build(hf_class: str, source: Path, precision: str, backend: Backend, device: str = "cpu") -> nn.Module:
     """Load a checkpoint through transformers' own loader, in evaluation mode.
 
     f64: loaded in float32 and widened, so that tables made at construction keep the library's float32 values.
     Errors: Absent when this release has no such class or attention.
     """
     if not has_class(hf_class):
-        raise Absent(f"transformers {transformers.__version__} has no {hf_class}")
+        raise Absent(f"transformers {VERSION} has no {hf_class}")
     loaded_as = DTYPES["f32" if precision == "f64" else precision]
     dtype_name = "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
     where = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     try:
-        model = getattr(transformers, hf_class).from_pretrained(
-            **where, **{dtype_name: loaded_as}, attn_implementation=attention, local_files_only=True
-        )
+        model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
     except ValueError as error:
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
-            raise Absent(f"transformers {transformers.__version__} has no {attention} attention for {hf_class}") from error
+            raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
         raise
     model = model.to(device).eval().requires_grad_(False)
     return model.double() if precision == "f64" else model
+
+
+def _experts(experts: str, precision: str) -> dict[str, str]:
+    """The loader's option for how experts are run. Errors: Absent when this release, or torch, cannot run them so."""
+    if hasattr(transformers.PretrainedConfig(), "_experts_implementation"):
+        if experts == "grouped_mm" and precision == "f64":
+            raise Absent("torch's grouped_mm has no float64 kernel")
+        return {"experts_implementation": experts} if experts else {}
+    if experts not in ("", "eager"):
+        raise Absent(f"transformers {VERSION} has no {experts} experts")
+    return {}
 
 
 def lens_for(precision: str) -> Lens | nullcontext[None]:
@@ -62,36 +75,42 @@ def lens_for(precision: str) -> Lens | nullcontext[None]:
     return Lens() if precision == "f64" else nullcontext()
 
 
+def _outside_the_lens(formula: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return formula(*args, **kwargs)
+
+    return call
+
+
 @contextmanager
-def frozen_rope_formulas() -> Iterator[None]:
-    """Rotary tables that a forward makes anew keep the library's float32 formula under the lens."""
-    try:
-        from transformers import modeling_rope_utils
-    except ImportError:
-        yield
-        return
-    original = dict(modeling_rope_utils.ROPE_INIT_FUNCTIONS)
-
-    def unseen(formula: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction():
-                return formula(*args, **kwargs)
-
-        return call
-
-    modeling_rope_utils.ROPE_INIT_FUNCTIONS.update({name: unseen(f) for name, f in original.items()})
+def frozen_rope_formulas(model: nn.Module) -> Iterator[None]:
+    """Rotary tables that a forward makes anew keep the library's float32 formula under the lens. Releases look it up in a
+    table of formulas when they need it, or keep it on the module from its construction.
+    """
+    formulas = getattr(getattr(transformers, "modeling_rope_utils", None), "ROPE_INIT_FUNCTIONS", {})
+    kept = [module for module in model.modules() if hasattr(module, "rope_init_fn")]
+    before = dict(formulas), [module.rope_init_fn for module in kept]
+    formulas.update({name: _outside_the_lens(formula) for name, formula in formulas.items()})
+    for module in kept:
+        module.rope_init_fn = _outside_the_lens(module.rope_init_fn)
     try:
         yield
     finally:
-        modeling_rope_utils.ROPE_INIT_FUNCTIONS.update(original)
+        formulas.update(before[0])
+        for module, formula in zip(kept, before[1], strict=True):
+            module.rope_init_fn = formula
 
 
 def forget(model: nn.Module) -> None:
-    """Let rotary tables that grow with the sequence start again: a call at position 0 does it."""
+    """Let rotary tables that grow with the sequence start again. A call at position 0 does it, or is meant to: where a
+    release keeps the grown table all the same, the first one is put back, so that no comparison depends on an earlier one.
+    """
     for module in model.modules():
         if hasattr(module, "max_seq_len_cached") and getattr(module, "rope_type", None) == "dynamic":
             nowhere = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
             module(torch.zeros(1, 1, 1, device=nowhere.device), position_ids=nowhere)
+            module.inv_freq = getattr(module, "original_inv_freq", module.inv_freq)
 
 
 def _cache_argument(forward: Any) -> str:
@@ -113,6 +132,23 @@ def cached(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
     if hasattr(cache, "key_cache"):
         return cache.key_cache[layer], cache.value_cache[layer]
     return cache[layer][0], cache[layer][1]
+
+
+class Routing(NamedTuple):
+    """What a router says of n tokens: logits (n, x), and the weights and experts (n, k) that it chose. None: not said."""
+
+    logits: Tensor | None
+    weight: Tensor | None
+    choice: Tensor | None
+
+
+def routing(output: Any) -> Routing:
+    """A router's output, which releases order in three ways: logits alone, (experts, weights), or all three."""
+    if isinstance(output, Tensor):
+        return Routing(output, None, None)
+    if len(output) == 2:
+        return Routing(None, output[1], output[0])
+    return Routing(*output)
 
 
 def static_cache(model: Any, rows: int, length: int) -> Any:
@@ -137,16 +173,17 @@ def run(
     positions: Tensor | None = None,
     real: Tensor | None = None,
     cache: Any = None,
+    **options: Any,
 ) -> Any:
     """One forward of a causal model, under the lens where the precision asks for it. Returns transformers' output."""
-    given: dict[str, Any] = {"input_ids": ids, "use_cache": True}
+    given: dict[str, Any] = {"input_ids": ids, "use_cache": True} | options
     if positions is not None:
         given["position_ids"] = positions
     if real is not None:
         given["attention_mask"] = real.long()
     if cache is not None:
         given[_cache_argument(model.forward)] = cache
-    with torch.no_grad(), frozen_rope_formulas(), lens_for(precision):
+    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision):
         return model(**given)
 
 
@@ -157,7 +194,7 @@ def generate(
     forget(model)
     mask = torch.ones_like(ids) if real is None else real.long()
     settings = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "eos_token_id": None} | options
-    with torch.no_grad(), frozen_rope_formulas(), lens_for(precision):
+    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision):
         out = model.generate(input_ids=ids, attention_mask=mask, generation_config=None, **settings)
     return out[:, ids.shape[1] :]
 
@@ -172,6 +209,20 @@ def _cloned(value: Any) -> Any:
     return value
 
 
+def _probabilities_kept(model: Any) -> dict[str, Any]:
+    """What makes eager attention return its probabilities where it does not always. The others would turn eager by it."""
+    told = "output_attentions" in inspect.signature(model.forward).parameters
+    return {"output_attentions": True} if told and model.config._attn_implementation == "eager" else {}
+
+
+def _narrowed(kwargs: dict[str, Any], length: int) -> dict[str, Any]:
+    """A mask that reaches past the keys, as some releases make it, cut to their number, as their attention does itself."""
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        kwargs["attention_mask"] = mask[..., :length]
+    return kwargs
+
+
 def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit]) -> dict[str, Call]:
     """Run a batch once and keep every unit's call, by the unit's name."""
     calls: dict[str, Call] = {}
@@ -179,7 +230,7 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
 
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls[name] = Call(_cloned(args), _cloned(kwargs), _cloned(output))
+            calls[name] = Call(module, _cloned(args), _narrowed(_cloned(kwargs), batch.ids.shape[1]), _cloned(output))
 
         return hook
 
@@ -187,7 +238,9 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
         handles.append(model.get_submodule(unit.hf).register_forward_hook(keep(unit.name), with_kwargs=True))
     forget(model)
     try:
-        output = run(model, precision, batch.ids, positions=batch.positions, real=batch.real)
+        output = run(
+            model, precision, batch.ids, positions=batch.positions, real=batch.real, **_probabilities_kept(model)
+        )
     finally:
         for handle in handles:
             handle.remove()

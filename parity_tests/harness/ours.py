@@ -12,20 +12,22 @@ from torch import Tensor, nn
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.record import Call, Unit
 
+Watch = tuple[str, Callable[[Any, Any], Tensor]]
+"""The path of a module, and how to read a value from it and its output."""
+
 
 @contextmanager
-def watching(root: nn.Module, names: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
-    """Keep the outputs of the modules at `names` (name -> path under `root`) while the body runs."""
+def watching(root: nn.Module, names: Mapping[str, Watch]) -> Iterator[dict[str, Tensor]]:
+    """Keep the values at `names` while the body runs."""
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[..., None]:
+    def keep(name: str, read: Callable[[Any, Any], Tensor]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                seen[name] = output.detach()
+            seen[name] = read(module, output).detach()
 
         return hook
 
-    handles = [root.get_submodule(path).register_forward_hook(keep(name)) for name, path in names.items()]
+    handles = [root.get_submodule(path).register_forward_hook(keep(name, read)) for name, (path, read) in names.items()]
     try:
         yield seen
     finally:
@@ -33,13 +35,36 @@ def watching(root: nn.Module, names: Mapping[str, str]) -> Iterator[dict[str, Te
             handle.remove()
 
 
-def _paths(unit: Unit) -> dict[str, str]:
-    return {unit.site_name(site): site.name for site in unit.sites}
+@contextmanager
+def forced(model: nn.Module, routes: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the routers at these paths take these experts (n, k) instead of their own choice."""
+    routers: list[Any] = [model.get_submodule(name) for name in routes]
+    for router, choice in zip(routers, routes.values(), strict=True):
+        router.forced = choice
+    try:
+        yield
+    finally:
+        for router in routers:
+            router.forced = None
+
+
+def _itself(module: nn.Module, output: Tensor) -> Tensor:
+    return output
+
+
+def _watched(unit: Unit, root: str = "") -> dict[str, Watch]:
+    """Where the values of a unit's sites are, under `root`; and what its router decides by, where it has one."""
+
+    def at(path: str) -> str:
+        return ".".join(part for part in (root, path) if part)
+
+    found: dict[str, Watch] = {unit.site_name(s): (at("" if s.mine else s.name), s.mine or _itself) for s in unit.sites}
+    return found | ({f"{unit.name}.biased": (at("biased"), _itself)} if unit.routes else {})
 
 
 def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
     """Run a batch once through the whole reference; the value of every site, and each unit's first input as `name:in`."""
-    names = {name: ".".join(p for p in (unit.name, path) if p) for unit in units for name, path in _paths(unit).items()}
+    names = {name: watch for unit in units for name, watch in _watched(unit, unit.name).items()}
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -59,18 +84,18 @@ def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
 def isolated(model: nn.Module, unit: Unit, call: Call, seen: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Call one reference module with the input that its twin received, in `dtype`; the value of each of its sites."""
     assert unit.feed is not None
-    arguments = _cast(unit.feed(call, seen), dtype)
+    arguments = unit.feed(call, seen)
+    if dtype == torch.float64:
+        arguments = _widened(arguments)
     module = model.get_submodule(unit.name)
-    with torch.no_grad(), watching(module, _paths(unit)) as out:
+    with torch.no_grad(), watching(module, _watched(unit)) as out:
         module(*arguments)
     return out
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _widened(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
+        return value.double()
     if isinstance(value, torch.dtype):
-        return dtype
-    if isinstance(value, tuple):
-        return tuple(_cast(v, dtype) for v in value)
-    return value
+        return torch.float64
+    return tuple(_widened(v) for v in value) if isinstance(value, tuple) else value

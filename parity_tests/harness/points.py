@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
+from parity_tests.harness.record import Backend
 from weight_mapping import open_checkpoint
-from weight_mapping.config import find_family
+from weight_mapping.config import find_family, parse_config, read_config
 
-PRECISIONS = ("f64", "f32", "bf16")
+PRECISIONS = ("f64", "f32", "bf16", "f16")
 TRAINED_PRECISIONS = ("f64", "f32")
-"""A trained model is compared in bfloat16 only when asked: thirty layers say no more of rounding than three."""
+"""A trained model is compared in half precision only when asked: thirty layers say no more of rounding than three."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,15 @@ class Options:
     families: list[str] | None = None
     precisions: list[str] | None = None
     attention: list[str] | None = None
+    experts: list[str] | None = None
     device: str = "cpu"
     checkpoint: Path | None = None
     trained: bool = False
+
+    def takes(self, backend: Backend) -> bool:
+        """Whether a backend was chosen."""
+        attention = not self.attention or backend.attention in self.attention
+        return attention and (not self.experts or backend.experts in self.experts)
 
 
 @dataclass(frozen=True)
@@ -50,18 +58,20 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
             if options.families and family.name not in options.families:
                 continue
             found += [
-                Case(family.name, variant, precision, attention, options.device)
+                Case(family.name, variant, precision, backend, options.device)
                 for variant in family.variants
                 for precision in chosen
-                for attention in family.attention
-                if attention in (options.attention or family.attention)
+                for backend in family.backends
+                if options.takes(backend)
             ]
     for path in trained_checkpoints(options):
+        family = FAMILIES[family_of(path)]
+        backends = [b for b in family.backends if options.takes(b)] if options.attention else family.backends[:1]
         found += [
-            Case(family_of(path), f"{TRAINED}{path}", precision, attention, options.device)
+            Case(family.name, f"{TRAINED}{path}", precision, backend, options.device)
             for precision in chosen
             if precision in (options.precisions or TRAINED_PRECISIONS)
-            for attention in options.attention or ("eager",)
+            for backend in backends
         ]
     return found
 
@@ -86,7 +96,15 @@ def points(options: Options, level: str) -> list[Point]:
     found = []
     for case in cases(options, PRECISIONS):
         for mode in ("isolated", "accumulated"):
-            for kind, its_level, fed in case.record.kinds():
+            for kind, its_level, fed in case.record.kinds(config_of(case)):
                 if its_level == level and (fed or mode == "accumulated"):
                     found.append(Point(case, mode, kind))
     return found
+
+
+@cache
+def config_of(case: Case) -> Any:
+    """The reference's config of a case, without its weights."""
+    if case.trained:
+        return read_config(open_checkpoint(case.source))[1]
+    return parse_config(case.record.variants[case.variant], "hf")[1]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from packaging.version import Version
 from torch import Tensor, nn
-
-from fixtures.values import Fill
 
 
 @dataclass
 class Call:
     """One call of a transformers module: what went in and what came out, cloned when it happened."""
 
+    module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
@@ -38,18 +38,27 @@ class Call:
         return self.output[0] if isinstance(self.output, tuple) else self.output
 
 
+def everywhere(config: Any, layer: int) -> bool:
+    """Of a unit that every layer has."""
+    return True
+
+
 @dataclass(frozen=True)
 class Site:
     """A value that both sides have. `name` is its path inside the unit's reference module, "" for the output.
 
-    axes: one letter an axis; "b s" rows are compared where the query is real, "b t" where the key is.
+    axes: one letter an axis. Rows are compared where their query "s", their key "t" or their token "n" is real.
     theirs: reads it from transformers' call; None from it means that this version and backend do not show it.
+    mine: reads it from the reference's unit and its output, for a value that is no tensor by itself.
+    choice: this is a choice among experts, which rounding may flip, see `Router`.
     """
 
     name: str
     axes: str
     theirs: Callable[[Call], Tensor | None]
     absent: str = "not shown by transformers here"
+    mine: Callable[[Any, Any], Tensor] | None = None
+    choice: bool = False
 
     def read(self, call: Call) -> Tensor | None:
         """transformers' value, or None."""
@@ -62,6 +71,7 @@ class Unit:
 
     feed: turns the twin's call, and what the reference itself used, into the reference module's arguments.
     None: compared as it runs inside the model only.
+    where: the layers that have it. routes: reads the experts (n, k) that transformers chose, from a router's unit.
     """
 
     name: str
@@ -70,6 +80,8 @@ class Unit:
     sites: tuple[Site, ...]
     feed: Callable[[Call, Mapping[str, Any]], tuple[Any, ...]] | None = None
     label: str | None = None
+    where: Callable[[Any, int], bool] = everywhere
+    routes: Callable[[Call], Tensor | None] | None = None
 
     def at(self, layer: int) -> Unit:
         """This unit in one layer."""
@@ -114,29 +126,66 @@ class Deviation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Known:
+    """A difference that is upstream's own and known. It covers its site and what lies downstream of it, and is an error
+    itself once it stops appearing in the releases from `since` to before `until`.
+
+    site: a kind of site as test ids have it, or a pattern of those of caches and generation. explained: the deviation
+    that says what transformers does instead, checked where it appears.
+    """
+
+    name: str
+    site: str
+    reason: str
+    link: str
+    since: str = "0"
+    until: str | None = None
+    variants: tuple[str, ...] = ("*",)
+    explained: str | None = None
+
+    def concerns(self, variant: str, version: str) -> bool:
+        """Whether it is to be expected in this release."""
+        inside = Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
+        return inside and any(fnmatchcase(variant, pattern) for pattern in self.variants)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How transformers computes: its attention, and its experts where a family has some."""
+
+    attention: str
+    experts: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.attention}.{self.experts}" if self.experts else self.attention
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One model family: where it is in transformers, its tiny variants, its sites, its deviations."""
 
     name: str
     hf_class: str
     variants: Mapping[str, Mapping[str, Any]]
-    fill: Sequence[tuple[str, Fill]]
     units: tuple[Unit, ...]
     deviations: tuple[Deviation, ...]
-    attention: tuple[str, ...] = ("eager", "sdpa")
+    backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
+    known: tuple[Known, ...] = ()
 
-    def units_of(self, n_layers: int) -> list[Unit]:
-        """Every unit of a model with so many layers, in the order in which they run."""
-        before = [u for u in self.units if u.level == "block" and "{layer}" not in u.name]
-        inside = [u for u in self.units if "{layer}" in u.name]
-        head = [u for u in before if u.name.split(".")[0] in ("embed", "rope", "mask")]
-        tail = [u for u in before if u not in head] + [u for u in self.units if u.level == "model"]
-        return head + [u.at(i) for i in range(n_layers) for u in inside] + tail
-
-    def kinds(self) -> list[tuple[str, str, bool]]:
-        """Every kind of site: its name, its level, and whether it is compared in isolation too."""
-        return [
-            (kind_of(unit.site_name(site).replace("{layer}", "0")), unit.level, unit.feed is not None)
-            for unit in self.units
-            for site in unit.sites
+    def units_of(self, config: Any) -> list[Unit]:
+        """Every unit of a model with this config, in the order in which they run."""
+        inside = [i for i, unit in enumerate(self.units) if "{layer}" in unit.name]
+        first, last = inside[0], inside[-1] + 1
+        layers = [
+            unit.at(layer) for layer in range(config.n_layers) for unit in self.units[first:last] if unit.where(config, layer)
         ]
+        return [*self.units[:first], *layers, *self.units[last:]]
+
+    def kinds(self, config: Any) -> list[tuple[str, str, bool]]:
+        """Every kind of site of a model: its name, its level, and whether it is compared in isolation too."""
+        found = {
+            kind_of(unit.site_name(site)): (unit.level, unit.feed is not None)
+            for unit in self.units_of(config)
+            for site in unit.sites
+        }
+        return [(kind, *facts) for kind, facts in found.items()]

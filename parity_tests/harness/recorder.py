@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import NoReturn
 
 import pytest
 
 from parity_tests.harness import hf
-from parity_tests.harness.case import Case, Run, compare
+from parity_tests.harness.case import Case
 from parity_tests.harness.compare import Outcome, absent
 from parity_tests.harness.points import Point
-from parity_tests.harness.record import kind_of
+from parity_tests.harness.record import Known, kind_of
 from parity_tests.harness.report import Result, as_property, failure, plain_failure
+from parity_tests.harness.run import Run, compare, explain
 
 
 class Recorder:
@@ -24,10 +27,9 @@ class Recorder:
 
     def again(self, case: Case) -> str:
         """The test's id, and the options without which it would not be collected."""
-        nodeid = self.node.nodeid
         options = [f"--device {case.device}"] if case.device != "cpu" else []
-        options += [f"--checkpoint {case.source}"] if case.trained else []
-        return " ".join([nodeid, *options])
+        options += [f"--checkpoint '{case.source}'"] if case.trained else []
+        return " ".join([f'"{self.node.nodeid}"', *options])
 
     def keep(self, case: Case, mode: str, site: str, outcome: Outcome) -> Outcome:
         """Put an outcome on record."""
@@ -44,23 +46,45 @@ class Recorder:
 
     def point(self, point: Point) -> None:
         """Judge one kind of site over all layers and batches."""
-        run = self.run(point.case, point.mode, point.kind)
+        case = point.case
+        run = self.run(case, point.mode, point.kind)
         found = {
-            site: self.keep(point.case, point.mode, site, outcome)
+            site: self.keep(case, point.mode, site, outcome)
             for (mode, site), outcome in run.outcomes.items()
             if mode == point.mode and kind_of(site) == point.kind
         }
-        assert found, f"no site {point.kind} in {point.case}: the record and the model disagree"
+        assert found, f"no site {point.kind} in {case}: the record and the model disagree"
         if any(outcome.verdict == "differs" for outcome in found.values()):
             self.differs(run, point, found)
+        for known in case.known:
+            if known.site == point.kind:
+                self.still(known, run, found)
+        notes = {outcome.note for outcome in found.values() if outcome.verdict not in ("same", "known")}
         if all(outcome.verdict == "absent" for outcome in found.values()):
-            pytest.skip(f"absent: {next(iter(found.values())).note}")
+            pytest.skip(f"absent: {notes.pop()}")
+
+    def still(self, known: Known, run: Run, found: Mapping[str, Outcome]) -> None:
+        """A known difference must show, and be what its record says it is."""
+        shown = [site for site, outcome in found.items() if outcome.verdict == "known"]
+        if not shown:
+            pytest.fail(
+                f"{run.case.setting}\n  a known difference no longer appears: {known.name} ({known.link})\n"
+                f"  close its range of releases in the record of {run.case.family}: set until={hf.VERSION!r}",
+                pytrace=False,
+            )
+        if known.explained is None or not run.lens:
+            return
+        difference = next(d for d in run.differences() if d.site in shown)
+        explanation = explain(run, difference)
+        assert explanation is not None, f"{known.name}: explained by no deviation, and the record says {known.explained!r}"
+        assert explanation[0].name == known.explained
 
     def differs(self, run: Run, point: Point, found: dict[str, Outcome]) -> NoReturn:
-        """Fail, naming the first difference of the whole run, which is where to look."""
+        """Fail, naming the first difference of the whole run that is not known, which is where to look."""
         wrong = {site: outcome for site, outcome in found.items() if outcome.verdict == "differs"}
         site, outcome = max(wrong.items(), key=lambda item: item[1].ratio)
-        first = run.first_difference()
+        known = {name for (_, name), o in run.outcomes.items() if o.verdict == "known"}
+        first = next((d for d in run.differences() if d.site not in known), run.first_difference())
         assert first is not None
         text = failure(run, first, self.again(point.case))
         if first.site not in wrong:
@@ -68,7 +92,17 @@ class Recorder:
         pytest.fail(text, pytrace=False)
 
     def check(self, case: Case, site: str, outcome: Outcome, explanation: str | None = None) -> None:
-        """Record and judge an outcome that has no unit: a cache's, a generation's."""
+        """Record and judge an outcome that has no unit: a cache's, a generation's. What is known upstream of it covers it."""
+        direct = [known for known in case.known if fnmatchcase(site, known.site)]
+        if outcome.verdict == "differs" and case.known:
+            outcome = outcome.known((direct or case.known)[0].name)
         self.keep(case, "accumulated", site, outcome)
         if outcome.verdict == "differs":
             pytest.fail(plain_failure(case, site, outcome, self.again(case), explanation), pytrace=False)
+        if direct and outcome.verdict == "same":
+            pytest.fail(
+                f"{case.setting}\n  a known difference no longer appears at {site}: {direct[0].name} ({direct[0].link})",
+                pytrace=False,
+            )
+        if outcome.verdict in ("absent", "not covered"):
+            pytest.skip(f"{outcome.verdict}: {outcome.note}")

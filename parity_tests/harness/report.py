@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fixtures import tiny
-from parity_tests.harness.case import Case, Difference, Run, explain
+from parity_tests.harness.case import Case
 from parity_tests.harness.compare import Outcome
 from parity_tests.harness.record import kind_of
+from parity_tests.harness.run import Difference, Run, explain
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
 LEVELS = ("block", "layer", "model", "cache", "generation")
@@ -53,8 +54,8 @@ class Result:
             family=case.family,
             variant=case.name,
             precision=case.precision,
-            attention=case.attention,
-            experts=None,
+            attention=case.backend.attention,
+            experts=case.backend.experts or None,
             device=case.device,
             level=level,
             site=site,
@@ -116,7 +117,7 @@ def failure(run: Run, difference: Difference, again: str) -> str:
     alone = difference.input_error is not None
     given = f"input agrees to {difference.input_error:.0e}, " if alone else ""
     lines = [
-        f"{case.family}/{case.name}  {case.precision}  attention={case.attention}  {case.device}",
+        case.setting,
         f"  first difference   {difference.site}   {given}"
         + (outcome.note or f"output is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
     ]
@@ -144,13 +145,13 @@ def _explanation(run: Run, difference: Difference) -> str:
 def _footer(case: Case, again: str) -> list[str]:
     found = versions()
     under = ", ".join(f"{name} {found[name]}" for name in ("transformers", "torch"))
-    return [f"  under              {under}, fixture {tiny.content_hash()[:8]}", f'  again              pytest "{again}"']
+    return [f"  under              {under}, fixture {tiny.content_hash()[:8]}", f"  again              pytest {again}"]
 
 
 def plain_failure(case: Case, what: str, outcome: Outcome, again: str, explanation: str | None = None) -> str:
     """A failure that is not tied to one site: caches and generation."""
     lines = [
-        f"{case.family}/{case.name}  {case.precision}  attention={case.attention}  {case.device}",
+        case.setting,
         f"  difference         {what}   " + (outcome.note or f"off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
     ]
     if outcome.worst:

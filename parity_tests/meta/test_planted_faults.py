@@ -12,17 +12,19 @@ from torch import nn
 
 from parity_tests.harness import hf
 from parity_tests.harness.caches import explain_schedule
-from parity_tests.harness.case import Case, Run, confront, explain, reference
+from parity_tests.harness.case import Case, reference
+from parity_tests.harness.record import Backend
 from parity_tests.harness.report import failure
+from parity_tests.harness.run import Run, confront, explain
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_theirs
 
-CASE = Case("llama", "head_dim", "f64", "eager")
+CASE = Case("llama", "head_dim", "f64", Backend("eager"))
 
 
 @pytest.fixture
 def theirs() -> nn.Module:
     """A model of transformers of this test's own."""
-    return hf.build(CASE.record.hf_class, CASE.source, CASE.precision, CASE.attention)
+    return hf.build(CASE.record.hf_class, CASE.source, CASE.precision, CASE.backend)
 
 
 def layers(model: Any) -> Any:

@@ -5,12 +5,13 @@ import torch
 from jaxtyping import TypeCheckError
 
 from parity_tests.harness.case import Case, reference
+from parity_tests.harness.record import Backend
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, pieces
 from reference_impl.norm import RMSNorm
 
 
 def test_a_wrong_shape_names_the_argument_and_the_axes() -> None:
-    model = reference(Case("llama", "gqa", "f64", ""))
+    model = reference(Case("llama", "gqa", "f64", Backend("")))
     attention = model.layers[0].attn
     x, rope = torch.zeros(2, 5, 48).double(), (torch.zeros(1, 5, 4).double(), torch.zeros(1, 6, 4).double())
     with pytest.raises(TypeCheckError, match=r"(?s)parameter 'rope'.*s=5"):

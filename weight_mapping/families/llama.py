@@ -2,37 +2,27 @@
 
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.llama import LlamaConfig, LlamaModel
-from weight_mapping.family import COUNT, FLAG, POSITIVE, TEXT, Check, Family, Key, Layout, Rope
-from weight_mapping.rope import HF_ROPE_KEYS, gguf_rope_keys
-from weight_mapping.rules import Drop, PairsToHalves, Table, rename, tie
+from weight_mapping import hf_decoder
+from weight_mapping.family import COUNT, FLAG, POSITIVE, Check, Family, Key, Layout
+from weight_mapping.hf_decoder import HERE, THERE
+from weight_mapping.rope import gguf_rope_keys
+from weight_mapping.rules import Drop, PairsToHalves, Table, rename
 
 
 def hf(config: LlamaConfig) -> Table:
     """The names of the hub: model.safetensors as transformers writes it."""
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    here, there = "model.layers.{layer}.", "layers.{layer}."
+    here, there = HERE + "self_attn.", THERE + "attn."
     return Table(
         index={"layer": range(config.n_layers), "part": ("weight", "bias")},
         rules=(
-            *((tie((embedding, head), "embed.weight"),) if config.tied_head else ()),
-            *(() if config.tied_head else (rename(embedding, "embed.weight"), rename(head, "lm_head.weight"))),
-            rename(here + "input_layernorm.weight", there + "attn_norm.weight"),
-            rename(here + "self_attn.q_proj.{part}", there + "attn.q_proj.{part}"),
-            rename(here + "self_attn.k_proj.{part}", there + "attn.k_proj.{part}"),
-            rename(here + "self_attn.v_proj.{part}", there + "attn.v_proj.{part}"),
-            rename(here + "self_attn.o_proj.{part}", there + "attn.o_proj.{part}"),
-            rename(here + "post_attention_layernorm.weight", there + "ffn_norm.weight"),
-            rename(here + "mlp.gate_proj.{part}", there + "ffn.gate_proj.{part}"),
-            rename(here + "mlp.up_proj.{part}", there + "ffn.up_proj.{part}"),
-            rename(here + "mlp.down_proj.{part}", there + "ffn.down_proj.{part}"),
-            rename("model.norm.weight", "norm.weight"),
+            *hf_decoder.trunk(config.tied_head),
+            rename(here + "q_proj.{part}", there + "q_proj.{part}"),
+            rename(here + "k_proj.{part}", there + "k_proj.{part}"),
+            rename(here + "v_proj.{part}", there + "v_proj.{part}"),
+            rename(here + "o_proj.{part}", there + "o_proj.{part}"),
+            *hf_decoder.gated(HERE + "mlp", THERE + "ffn"),
         ),
-        drops=(
-            Drop(
-                source=here + "self_attn.rotary_emb.inv_freq",
-                reason="a buffer that old releases stored; every reader makes its own from rope_theta",
-            ),
-        ),
+        drops=(hf_decoder.OLD_BUFFERS,),
     )
 
 
@@ -77,13 +67,14 @@ _DEFAULTS = {
     "tied_head": False,
     "rope.theta": 10000.0,
     "rope.type": "default",
+    "rope.pairing": "halves",
 }
 
 FAMILY = Family(
     architecture="LlamaForCausalLM",
     config=LlamaConfig,
     model=LlamaModel,
-    rope=Rope(width="d_head", pairing="halves"),
+    rope_width="d_head",
     checks=(
         Check("{n_heads} is no multiple of {n_kv_heads}", lambda f: f["n_heads"] % f["n_kv_heads"] == 0),
         Check("{d_model} is no multiple of {n_heads}; give the width of a head", lambda f: f["d_head"] is not None),
@@ -94,20 +85,10 @@ FAMILY = Family(
         "hf": Layout(
             names=("llama",),
             keys={
-                "vocab_size": Key("vocab_size", COUNT),
-                "hidden_size": Key("d_model", COUNT),
-                "intermediate_size": Key("d_ff", COUNT),
-                "num_hidden_layers": Key("n_layers", COUNT),
-                "num_attention_heads": Key("n_heads", COUNT),
+                **hf_decoder.KEYS,
                 "num_key_value_heads": Key("n_kv_heads", COUNT),
                 "head_dim": Key("d_head", COUNT),
-                "hidden_act": Key("activation", TEXT),
-                "max_position_embeddings": Key("max_positions", COUNT),
-                "rms_norm_eps": Key("norm_eps", POSITIVE),
-                "attention_bias": Key("attention_bias", FLAG),
                 "mlp_bias": Key("mlp_bias", FLAG),
-                "tie_word_embeddings": Key("tied_head", FLAG),
-                **HF_ROPE_KEYS,
             },
             only={
                 "pretraining_tp": (1,),  # more computes each projection in slices, which rounds otherwise
@@ -124,7 +105,6 @@ FAMILY = Family(
                 "norm_eps": 1e-6,
                 **_DEFAULTS,
             },
-            table=hf,
         ),
         "gguf": Layout(
             names=("llama",),
@@ -155,7 +135,7 @@ FAMILY = Family(
                 "attention_bias": lambda c: "blk.0.attn_q.bias" in c,
                 "mlp_bias": lambda c: "blk.0.ffn_up.bias" in c,
             },
-            table=gguf,
         ),
     },
+    tables={"hf": hf, "gguf": gguf, "transformers5": hf},
 )

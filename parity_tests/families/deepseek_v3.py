@@ -1,0 +1,153 @@
+"""DeepSeek-V3, R1 and V3.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fixtures import deepseek_v3 as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import latent_deviations as mistakes
+from parity_tests.families.units import NO_PROBABILITIES, attention_input, decoder_units, hidden, norm, only_hidden
+from parity_tests.harness import hf
+from parity_tests.harness.compare import dense
+from parity_tests.harness.record import Backend, Call, Family, Site, Unit
+from reference_impl.models.deepseek_v3 import DeepseekV3Layer
+
+ROUTER_SILENT = "the router does not say this here"
+NOT_A_MODULE = "transformers runs its experts inside the block here"
+
+
+def has_q_latent(config: Any, layer: int) -> bool:
+    return config.q_lora_rank is not None
+
+
+def is_sparse(config: Any, layer: int) -> bool:
+    return layer >= config.n_dense_layers
+
+
+def tokens(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """The router's input, a token a row."""
+    return (hidden(call).flatten(0, -2),)
+
+
+def routed(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """The experts' input: hidden states, weights and choice."""
+    return hidden(call), call.argument(2, "top_k_weights"), call.argument(1, "top_k_index")
+
+
+def choice(call: Call) -> Tensor | None:
+    """The chosen experts as (n, x)."""
+    chosen = hf.routing(call.output).choice
+    return None if chosen is None else dense(chosen, n_experts(call))
+
+
+def weights(call: Call) -> Tensor | None:
+    """The chosen experts' weights as (n, x)."""
+    routing = hf.routing(call.output)
+    return None if routing.choice is None else dense(routing.choice, n_experts(call), routing.weight)
+
+
+def n_experts(call: Call) -> int:
+    router: Any = call.module
+    return len(router.weight)
+
+
+ATTENTION = (
+    Unit(
+        name="layers.{layer}.attn.q_norm",
+        hf="model.layers.{layer}.self_attn.q_a_layernorm",
+        level="block",
+        feed=only_hidden,
+        where=has_q_latent,
+        sites=(Site("", "b s r", lambda c: c.tensor),),
+    ),
+    norm("layers.{layer}.attn.kv_norm", "model.layers.{layer}.self_attn.kv_a_layernorm"),
+    Unit(
+        name="layers.{layer}.attn",
+        hf="model.layers.{layer}.self_attn",
+        level="block",
+        feed=attention_input,
+        sites=(
+            Site("latent", "b 1 t r", lambda c: c.cached and c.cached[0]),
+            Site("rope_key", "b 1 t e", lambda c: c.cached and c.cached[1]),
+            Site("probs", "b h s t", lambda c: c.output[1], absent=NO_PROBABILITIES),
+            Site("", "b s d", lambda c: c.tensor),
+        ),
+    ),
+)
+
+MIXTURE = (
+    Unit(
+        name="layers.{layer}.ffn.router",
+        hf="model.layers.{layer}.mlp.gate",
+        level="block",
+        feed=tokens,
+        where=is_sparse,
+        routes=lambda c: hf.routing(c.output).choice,
+        sites=(
+            Site("logits", "n x", lambda c: hf.routing(c.output).logits, absent=ROUTER_SILENT),
+            Site("choice", "n x", choice, absent=ROUTER_SILENT, choice=True, mine=lambda r, out: dense(out[1], len(r.weight))),
+            Site("weights", "n x", weights, absent=ROUTER_SILENT, mine=lambda r, out: dense(out[1], len(r.weight), out[0])),
+        ),
+    ),
+    Unit(
+        name="layers.{layer}.ffn.experts",
+        hf="model.layers.{layer}.mlp.experts",
+        level="block",
+        feed=routed,
+        where=is_sparse,
+        sites=(Site("", "n d", lambda c: c.tensor, absent=NOT_A_MODULE),),
+    ),
+    Unit(
+        name="layers.{layer}.ffn.shared",
+        hf="model.layers.{layer}.mlp.shared_experts",
+        level="block",
+        feed=only_hidden,
+        where=is_sparse,
+        sites=(Site("", "b s d", lambda c: c.tensor),),
+    ),
+    Unit(
+        name="layers.{layer}.ffn",
+        hf="model.layers.{layer}.mlp",
+        level="block",
+        feed=only_hidden,
+        sites=(Site("", "b s d", lambda c: c.tensor),),
+    ),
+)
+
+
+FAMILY = Family(
+    name="deepseek_v3",
+    hf_class="DeepseekV3ForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(
+        inside=(
+            norm("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
+            *ATTENTION,
+            norm("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
+            *MIXTURE,
+        )
+    ),
+    backends=(
+        Backend("eager", "eager"),
+        Backend("sdpa", "eager"),
+        Backend("eager", "batched_mm"),
+        Backend("sdpa", "grouped_mm"),
+    ),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        shared.scaled(("yarn",)),
+        *shared.yarn(("yarn",)),
+        *mistakes.MLA_BLOCK,
+        *shared.MASK,
+        *shared.gated_ffn(("base", "yarn", "no-*", "half-rope", "biased", "negative-bias")),
+        *mistakes.ROUTER,
+        *mistakes.EXPERTS,
+        *shared.pre_norm_layer(DeepseekV3Layer),
+        *shared.trunk(many_layers=("base",)),
+    ),
+)

@@ -1,0 +1,249 @@
+"""A run is what comparing the two sides of a case gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity_tests.harness import hf, ours
+from parity_tests.harness.batches import Batch
+from parity_tests.harness.case import Case, batches_of, reference, twin
+from parity_tests.harness.compare import (
+    DTYPES,
+    Outcome,
+    absent,
+    choices,
+    largest_relative,
+    select,
+    under_lens,
+    within_budget,
+    worse,
+)
+from parity_tests.harness.memory import of_model, once
+from parity_tests.harness.record import Call, Deviation, Known, Site, Unit, kind_of
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass
+class Traced:
+    """One batch through both sides. oracle: the float64 reference on the same weights; `mine` itself under the lens.
+
+    routes: the experts that transformers chose, by router. Below float64 the reference is made to take the same, since
+    rounding alone flips choices, and what follows a flipped choice cannot be compared.
+    """
+
+    batch: Batch
+    theirs: Mapping[str, Call]
+    mine: Values
+    oracle: Values
+    routes: Mapping[str, Tensor]
+
+
+@dataclass
+class Run:
+    """The comparison of one case, site by site; what is asked for is computed then."""
+
+    case: Case
+    model: Any
+    oracle: Any
+    traces: list[Traced]
+    units: list[Unit]
+
+    @property
+    def lens(self) -> bool:
+        return self.case.precision == "f64"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.case.precision]
+
+    def against(self, model: Any) -> Run:
+        """The same transformers run, against another reference. Only under the lens, where that is its own oracle."""
+        traces = []
+        for traced in self.traces:
+            mine = ours.trace(model, traced.batch, self.units)
+            traces.append(Traced(traced.batch, traced.theirs, mine, mine, {}))
+        return Run(self.case, model, model, traces, self.units)
+
+    def judge(self, unit: Unit, site: Site, traced: Traced, mine: Values, oracle: Values) -> Outcome:
+        """Compare one site of one batch."""
+        name, batch = unit.site_name(site), traced.batch
+        call = traced.theirs.get(unit.name)
+        value = None if call is None else site.read(call)
+        if value is None:
+            return absent(site.absent)
+
+        def real(x: Tensor) -> Tensor:
+            return select(x, site.axes, batch.keep, batch.keep)
+
+        if site.choice and not self.lens:
+            biased = f"{unit.name}.biased"
+            return choices(
+                real(value), real(mine[biased]), real(oracle[biased]), self.oracle.get_submodule(unit.name).choose
+            )
+        if self.lens:
+            return under_lens(real(value), real(mine[name]))
+        return within_budget(real(value), real(mine[name]), real(oracle[name]))
+
+    def accumulated(self, unit: Unit, traced: Traced) -> dict[str, Outcome]:
+        """Both sides ran freely up to here, but for the choice of experts below float64."""
+        mine, oracle = traced.mine, traced.oracle
+        return {unit.site_name(site): self.judge(unit, site, traced, mine, oracle) for site in unit.sites}
+
+    def isolated(self, unit: Unit, traced: Traced) -> dict[str, Outcome]:
+        """The reference's block was given the input that transformers' block got."""
+        if unit.feed is None:
+            return {}
+        call = traced.theirs.get(unit.name)
+        if call is None:
+            return {unit.site_name(site): absent(site.absent) for site in unit.sites}
+        with ours.forced(self.model, traced.routes):
+            mine = ours.isolated(self.model, unit, call, traced.mine, self.dtype)
+        oracle = mine
+        if not self.lens:
+            with ours.forced(self.oracle, traced.routes):
+                oracle = ours.isolated(self.oracle, unit, call, traced.oracle, torch.float64)
+        return {unit.site_name(site): self.judge(unit, site, traced, mine, oracle) for site in unit.sites}
+
+    @cached_property
+    def outcomes(self) -> dict[tuple[str, str], Outcome]:
+        """(mode, site) -> the worst outcome over all batches, with known differences marked as such."""
+        found: dict[tuple[str, str], Outcome] = {}
+        for traced in self.traces:
+            for unit in self.units:
+                modes = {"isolated": self.isolated(unit, traced), "accumulated": self.accumulated(unit, traced)}
+                for mode, sites in modes.items():
+                    for name, outcome in sites.items():
+                        earlier = found.get((mode, name))
+                        found[mode, name] = worse(earlier, outcome) if earlier else outcome
+        for known in self.case.known:
+            self._mark(known, found)
+        return found
+
+    def _mark(self, known: Known, found: dict[tuple[str, str], Outcome]) -> None:
+        """Everywhere from the first site of this kind that differs, what differs is known."""
+        names = [unit.site_name(site) for unit in self.units for site in unit.sites]
+        shown = [name for name in names if kind_of(name) == known.site and _differs(found, name)]
+        if not shown:
+            return
+        downstream = names[names.index(shown[0]) :]
+        for (mode, name), outcome in found.items():
+            inside = any(site == name or site.startswith(f"{name.removesuffix('.choice')}.") for site in shown)
+            if outcome.verdict == "differs" and (name in downstream if mode == "accumulated" else inside):
+                found[mode, name] = outcome.known(known.name)
+
+    def differences(self) -> Iterator[Difference]:
+        """Every site that differs although its input agrees, in the order of execution; then those that only differ in
+        place.
+        """
+        for unit in self.units:
+            for traced in self.traces:
+                alone = self.isolated(unit, traced) or self.accumulated(unit, traced)
+                for name, outcome in alone.items():
+                    if outcome.verdict == "differs":
+                        yield Difference(unit, name, traced, outcome, self.input_error(unit, traced))
+        for unit in self.units:
+            for traced in self.traces:
+                for name, outcome in self.accumulated(unit, traced).items():
+                    if outcome.verdict == "differs":
+                        yield Difference(unit, name, traced, outcome, None)
+
+    def first_difference(self) -> Difference | None:
+        """The first site, in the order of execution, that differs although its input agrees."""
+        return next(self.differences(), None)
+
+    def input_error(self, unit: Unit, traced: Traced) -> float | None:
+        """How far what transformers' block was given is from what the reference's own block gets when it runs freely."""
+        if unit.feed is None:
+            return None
+        given = unit.feed(traced.theirs[unit.name], traced.mine)[0]
+        own = traced.mine[f"{unit.name}:in"]
+        keep, axes = traced.batch.keep, "b s" if own.shape[:2] == traced.batch.ids.shape else "n d"
+        return largest_relative(*(select(x, axes, keep, keep) for x in (given, own)))
+
+
+def _differs(found: Mapping[tuple[str, str], Outcome], name: str) -> bool:
+    outcomes = (found.get((mode, name)) for mode in ("isolated", "accumulated"))
+    return any(outcome is not None and outcome.verdict in ("differs", "known") for outcome in outcomes)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a run differs. input_error: of what the site was given, None where it was not isolated."""
+
+    unit: Unit
+    site: str
+    traced: Traced
+    outcome: Outcome
+    input_error: float | None
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.site)
+
+
+def confront(case: Case, theirs: nn.Module) -> Run:
+    """Run both sides of a case, transformers' being `theirs`."""
+    model, oracle = reference(case), reference(case, "f64")
+    units = case.record.units_of(model.config)
+    traces = []
+    for batch in batches_of(case, model.config.vocab_size):
+        calls = hf.trace(theirs, case.precision, batch, units)
+        routes = {} if case.precision == "f64" else routes_of(calls, units)
+        mine, truth = (_trace(side, batch, units, routes) for side in (model, oracle))
+        traces.append(Traced(batch, calls, mine, truth, routes))
+    return Run(case, model, oracle, traces, units)
+
+
+def routes_of(calls: Mapping[str, Call], units: list[Unit]) -> dict[str, Tensor]:
+    """The experts that transformers chose, by the name of the router."""
+    routers = [unit for unit in units if unit.routes is not None and unit.name in calls]
+    chosen = {unit.name: unit.routes(calls[unit.name]) for unit in routers if unit.routes is not None}
+    return {name: choice for name, choice in chosen.items() if choice is not None}
+
+
+def _trace(model: Any, batch: Batch, units: list[Unit], routes: Mapping[str, Tensor]) -> Values:
+    if not routes:
+        return of_model(model, batch.name, lambda: ours.trace(model, batch, units))
+    with ours.forced(model, routes):
+        return ours.trace(model, batch, units)
+
+
+@once
+def compare(case: Case) -> Run:
+    """Run both sides of a case. Errors: hf.Absent when the installed transformers does not have it."""
+    return confront(case, twin(case))
+
+
+def explain(run: Run, difference: Difference) -> tuple[Deviation, float] | None:
+    """The deviation with which the reference would agree at this site, and how well; None when no known one does.
+
+    Tried in float64 only, where agreement cannot be an accident of rounding.
+    """
+    if not run.lens:
+        return None
+    for deviation in run.case.record.deviations:
+        error = _agrees_with(run, difference, deviation)
+        if error is not None:
+            return deviation, error
+    return None
+
+
+def _agrees_with(run: Run, difference: Difference, deviation: Deviation) -> float | None:
+    model = deviation.of(run.model)
+    unit, traced = difference.unit, difference.traced
+    if difference.input_error is not None:
+        call = traced.theirs[unit.name]
+        values: Values = ours.isolated(model, unit, call, traced.mine, torch.float64)
+    else:
+        values = ours.trace(model, traced.batch, run.units)
+    outcomes = [run.judge(unit, site, traced, values, values) for site in unit.sites]
+    if any(outcome.verdict == "differs" for outcome in outcomes):
+        return None
+    return max((outcome.error for outcome in outcomes if outcome.verdict == "same"), default=None)
