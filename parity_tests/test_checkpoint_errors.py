@@ -60,7 +60,7 @@ WRONG_TENSORS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     ),
     "float8": (
         {NORM: torch.ones(24).to(torch.float8_e4m3fn)},
-        f"'{NORM}' is torch.float8_e4m3fn where a float of 16 bits or more is expected; dequantize it",
+        f"'{NORM}' is torch.float8_e4m3fn where a float of 16 bits or more is expected; FP8 is not supported yet: ",
     ),
 }
 
@@ -130,6 +130,17 @@ def test_corrupt_gguf(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS)
     file.write_bytes(b"GGML" + file.read_bytes()[4:])
     refused(file, f"{file}: not a complete GGUF file (GGUF magic invalid)")
+
+
+def test_gguf_with_an_absurd_count(tmp_path: Path) -> None:
+    kinds = {"tokenizer.ggml.token_type": [1, 2]}
+    file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, metadata=kinds)
+    content = bytearray(file.read_bytes())
+    count = content.index(b"token_type") + len("token_type") + 4 + 4  # past the types of the value and its elements
+    assert content[count : count + 8] == (2).to_bytes(8, "little")
+    content[count : count + 8] = (1 << 60).to_bytes(8, "little")
+    file.write_bytes(content)
+    refused(file, f"{file}: not a complete GGUF file (it ends too early)")
 
 
 def test_gguf_of_the_other_byte_order(tmp_path: Path) -> None:
@@ -229,8 +240,8 @@ def test_config_missing_or_no_json(tmp_path: Path) -> None:
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 WRONG_CONFIGS = {
-    "model_type": ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; supported are llama"),
-    "no-model_type": ({"model_type": None}, "lacks the key 'model_type'; add it, one of llama"),
+    "model_type": ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; supported are deepseek_v3, llama"),
+    "no-model_type": ({"model_type": None}, "lacks the key 'model_type'; add it, one of deepseek_v3, llama"),
     "unknown-key": ({"qk_norm": True}, "the key 'qk_norm' is unknown and could change the maths"),
     "kind": ({"hidden_size": "24"}, 'hidden_size is "24" and must be a whole number above 0'),
     "true-is-no-number": ({"num_attention_heads": True}, "num_attention_heads is true and must be a whole number"),

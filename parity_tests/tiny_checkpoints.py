@@ -1,7 +1,7 @@
-"""Tiny Llama checkpoints for the tests of the weight mapping, written without it: an HF folder, shards, a GGUF file."""
+"""Tiny checkpoints for the tests of the weight mapping, written without it: an HF folder, shards, a Llama's GGUF file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import gguf
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -34,6 +34,38 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {**CONFIG, "tie_word_embeddings": True},
 }
 
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 28,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 13,
+    "kv_lora_rank": 11,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 5,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+}
+
+DEEPSEEK_VARIANTS: dict[str, dict[str, Any]] = {
+    "experts": DEEPSEEK,
+    "no-q-lora": {**DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 0},
+    "biased": {**DEEPSEEK, "attention_bias": True, "n_shared_experts": 1, "norm_topk_prob": False},
+    "half-rope-tied": {**DEEPSEEK, "rope_interleave": False, "tie_word_embeddings": True},
+}
+
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     """Equal names, dtypes and bits."""
@@ -42,13 +74,39 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def tensors_of(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Random values under the names and shapes that transformers gives this config."""
+def empty_model(config: Mapping[str, Any]) -> PreTrainedModel:
+    """What transformers makes of this config, on the meta device."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**config))
-    kept = dict(model.named_parameters())  # a tied head is not listed
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(config))))
+
+
+def in_memory(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A model's parameters and stored buffers. What is tied is listed once."""
+    state = model.state_dict()
+    return {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in state}
+
+
+def on_disk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same as the hub has it, experts one by one."""
+    return {name: t for item in tensors.items() for name, t in _experts_apart(*item)}
+
+
+def _experts_apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    experts, _, kind = name.rpartition(".")
+    if not experts.endswith("mlp.experts"):
+        yield name, tensor
+        return
+    for i, expert in enumerate(tensor):
+        parts = expert.chunk(2) if kind == "gate_up_proj" else [expert]
+        for part, its_name in zip(parts, ["gate_proj", "up_proj"] if len(parts) == 2 else [kind], strict=True):
+            yield f"{experts}.{i}.{its_name}.weight", part
+
+
+def tensors_of(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Random values under the names and shapes that transformers gives this config. Correction biases are in float32."""
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(p.shape, generator=generator).to(dtype) for name, p in kept.items()}
+    values = {n: torch.randn(t.shape, generator=generator) for n, t in on_disk(in_memory(empty_model(config))).items()}
+    return {name: t if name.endswith("_correction_bias") else t.to(dtype) for name, t in values.items()}
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:

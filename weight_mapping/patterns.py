@@ -30,7 +30,7 @@ def found(pattern: str, index: Index, names: Iterable[str]) -> Iterator[dict[str
     parts = [(re.escape(text), name) for text, name, _, _ in Formatter().parse(pattern)]
     regex = re.compile("".join(text + (f"(?P<{name}>{_values(index[name])})" if name else "") for text, name in parts))
     for match in filter(None, map(regex.fullmatch, names)):
-        values = {
+        values: dict[str, object] = {
             name: int(text) if isinstance(index[name], range) else text for name, text in match.groupdict().items()
         }
         if all(value in index[name] for name, value in values.items()):

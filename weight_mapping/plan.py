@@ -11,7 +11,6 @@ from weight_mapping.errors import TensorError
 from weight_mapping.patterns import Index, found, indices, settings, spelled_out
 from weight_mapping.rules import Drop, Rule, Table, Tensors
 
-
 _NO_FP8 = "FP8 is not supported yet: take or make a copy of the checkpoint in bfloat16"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,11 @@ class Outcome:
 def absent(note: str) -> Outcome:
     """The value does not exist on transformers' side."""
     return Outcome(math.nan, math.nan, False, "absent", note)
+
+
+def not_covered(note: str) -> Outcome:
+    """A comparison that could say nothing."""
+    return Outcome(math.nan, math.nan, False, "not covered", note)
 
 
 def select(x: Tensor, axes: str, queries: Tensor, keys: Tensor) -> Tensor:
@@ -105,7 +110,8 @@ def misfit(theirs: Tensor, ours: Tensor) -> str | None:
     return None
 
 
-def _refused(note: str) -> Outcome:
+def refused(note: str) -> Outcome:
+    """A difference that is not one of degree."""
     return Outcome(math.inf, 0.0, False, "differs", note)
 
 
@@ -119,7 +125,7 @@ def _judge(theirs: Tensor, ours: Tensor, error: float, bar: float) -> Outcome:
 def under_lens(theirs: Tensor, ours: Tensor) -> Outcome:
     """Same mathematics? Relative to the largest value, against `BAR`. Booleans and integers must be equal."""
     if note := misfit(theirs, ours):
-        return _refused(note)
+        return refused(note)
     if not (ours.is_floating_point() or ours.is_complex()):
         wrong = (theirs != ours).double().mean().item() if ours.numel() else 0.0
         return _judge(theirs.long(), ours.long(), wrong, 0.0)
@@ -133,27 +139,30 @@ def within_budget(theirs: Tensor, ours: Tensor, oracle: Tensor) -> Outcome:
     if not ours.is_floating_point():
         return under_lens(theirs, ours)
     if note := misfit(theirs, ours):
-        return _refused(note)
+        return refused(note)
     bar = 2 * l2_relative(ours, oracle) + ULPS * torch.finfo(ours.dtype).eps
     if bar >= 1:  # an answer of nothing but zeros would pass
         return Outcome(l2_relative(theirs, oracle), bar, torch.equal(theirs, ours), "not covered", UNINFORMATIVE)
     return _judge(theirs, ours, l2_relative(theirs, oracle), bar)
 
 
-def choices(theirs: Tensor, ours: Tensor, oracle: Tensor, choose: Callable[[Tensor], Tensor]) -> Outcome:
+def choices(theirs: Tensor, ours: Tensor, oracle: Tensor, router: Any) -> Outcome:
     """Did transformers choose otherwise only where rounding can tip the balance? error: the share of tokens where not.
 
     theirs (n, x): True for the experts it chose. ours, oracle (n, x): the scores that decide, in this precision and in
-    float64; choose: from such scores to experts (n, k). A choice is one of rounding when it is the best after moving
-    every score by twice the reference's own error in the chosen experts' favour.
+    float64. router: chooses experts (n, k) by such scores, and has its experts in `n_groups` groups or none. A choice is
+    one of rounding when moving each score by no more than twice the reference's own error brings it about.
     """
     slack = 2 * (ours.double() - oracle).abs().max() + ULPS * torch.finfo(ours.dtype).eps * oracle.abs().max()
-    favoured = torch.where(theirs, oracle + slack, oracle - slack)
-    explained = (dense(choose(favoured), oracle.shape[-1]) == theirs).all(-1)
-    equal = (dense(choose(oracle), oracle.shape[-1]) == theirs).all(-1)
-    wrong = (~explained).double().mean().item()
-    note = "" if equal.all() else f"{int((~equal).sum())} of {len(equal)} tokens choose otherwise, by rounding"
-    return Outcome(wrong, 0.0, bool(equal.all()), "differs" if wrong else "same", note)
+    grouped = theirs.unflatten(-1, (getattr(router, "n_groups", 1), -1))
+    neighbours = grouped.any(-1, keepdim=True).expand_as(grouped).flatten(-2)  # in a group where something was chosen
+    attempts = [ours.double()]
+    for shift in (-slack, 0 * slack, slack):
+        attempts.append(torch.where(theirs, oracle + slack, oracle + torch.where(neighbours, shift, -slack)))
+    reached = [(dense(router.choose(scores), theirs.shape[-1]) == theirs).all(-1) for scores in attempts]
+    equal, wrong = bool(reached[0].all()), (~torch.stack(reached).any(0)).double().mean().item()
+    note = "" if equal else f"{int((~reached[0]).sum())} of {len(theirs)} tokens choose otherwise"
+    return Outcome(wrong, 0.0, equal, "differs" if wrong else "same", note)
 
 
 def dense(choice: Tensor, n_experts: int, weight: Tensor | None = None) -> Tensor:

@@ -23,6 +23,10 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
+class Crashed(Exception):
+    """transformers raised, on input that is legal."""
+
+
 VERSION = transformers.__version__
 
 
@@ -100,6 +104,16 @@ def frozen_rope_formulas(model: nn.Module) -> Iterator[None]:
         formulas.update(before[0])
         for module, formula in zip(kept, before[1], strict=True):
             module.rope_init_fn = formula
+
+
+@contextmanager
+def crashes() -> Iterator[None]:
+    """Turn whatever transformers raises into a `Crashed` that says so: a difference to report, not an error of ours."""
+    try:
+        yield
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise Crashed(f"transformers raises {type(error).__name__}: {line}") from error
 
 
 def forget(model: nn.Module) -> None:
@@ -183,7 +197,7 @@ def run(
         given["attention_mask"] = real.long()
     if cache is not None:
         given[_cache_argument(model.forward)] = cache
-    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision):
+    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
         return model(**given)
 
 
@@ -194,7 +208,7 @@ def generate(
     forget(model)
     mask = torch.ones_like(ids) if real is None else real.long()
     settings = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "eos_token_id": None} | options
-    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision):
+    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
         out = model.generate(input_ids=ids, attention_mask=mask, generation_config=None, **settings)
     return out[:, ids.shape[1] :]
 

@@ -62,7 +62,7 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
                 for variant in family.variants
                 for precision in chosen
                 for backend in family.backends
-                if options.takes(backend)
+                if options.takes(backend) and precision in backend.precisions
             ]
     for path in trained_checkpoints(options):
         family = FAMILIES[family_of(path)]

@@ -151,10 +151,13 @@ class Known:
 
 @dataclass(frozen=True)
 class Backend:
-    """How transformers computes: its attention, and its experts where a family has some."""
+    """How transformers computes: its attention, and its experts where a family has some; and in which precisions that is
+    compared, for there is more in the product of all than its parts say.
+    """
 
     attention: str
     experts: str = ""
+    precisions: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
 
     def __str__(self) -> str:
         return f"{self.attention}.{self.experts}" if self.experts else self.attention

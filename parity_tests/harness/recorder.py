@@ -10,7 +10,7 @@ import pytest
 
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case
-from parity_tests.harness.compare import Outcome, absent
+from parity_tests.harness.compare import Outcome, absent, refused
 from parity_tests.harness.points import Point
 from parity_tests.harness.record import Known, kind_of
 from parity_tests.harness.report import Result, as_property, failure, plain_failure
@@ -43,6 +43,9 @@ class Recorder:
         except hf.Absent as reason:
             self.keep(case, mode, site, absent(str(reason)))
             pytest.skip(f"absent: {reason}")
+        except hf.Crashed as reason:
+            self.check(case, site, refused(str(reason)))
+            pytest.skip(f"known: {reason}")
 
     def point(self, point: Point) -> None:
         """Judge one kind of site over all layers and batches."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -198,7 +199,7 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, **looks)
     table.add_column("\nfamily", no_wrap=True)
     for level in LEVELS:
-        table.add_column(f"\n{level}", justify="right", no_wrap=True)
+        table.add_column(f"\n{'gen.' if level == 'generation' else level}", justify="right", no_wrap=True)
     for precision in precisions:
         table.add_column(f"{precision}\n/bar", justify="right", no_wrap=True)
         table.add_column("\nbits", justify="right", no_wrap=True)
@@ -216,16 +217,33 @@ def _summary(results: Sequence[Result]) -> Text:
     compared = [r for r in results if r.verdict in COMPARED]
     wrong = sum(r.verdict == "differs" for r in compared)
     head = f"{wrong} of {len(compared)} sites DIFFER" if wrong else f"all {len(compared)} sites agree"
-    notes = sorted({f"absent: {kind_of(r.site)} with {r.attention}: {r.note}" for r in results if r.verdict == "absent"})
-    return Text("\n".join([head, *notes]), "bold red" if wrong else "green")
+    if known := sum(r.verdict == "known" for r in compared):
+        head += f", but for {known} in known differences" if not wrong else f"; {known} more are known"
+    lines = [head]
+    for word in ("known", "absent", "not covered"):
+        found: dict[str, list[Result]] = defaultdict(list)
+        for r in results:
+            if r.verdict == word:
+                found[r.note].append(r)
+        lines += [f"{word}: {_where(rows)}: {note}" for note, rows in sorted(found.items())]
+    return Text("\n".join(lines), "bold red" if wrong else "green")
+
+
+def _where(rows: Sequence[Result]) -> str:
+    """Families, and as much of the rest as all rows share."""
+    parts = [", ".join(sorted({r.family for r in rows}))]
+    for values in ({r.variant for r in rows}, {r.precision for r in rows}, {r.attention for r in rows}):
+        parts += values if len(values) == 1 else []
+    kinds = sorted({kind_of(r.site) for r in rows})
+    return " ".join([*parts, *(kinds if len(kinds) <= 2 else [f"{len(rows)} sites"])])
 
 
 def show(results: Iterable[Result], device: str, console: Console | None = None) -> None:
     """Print the verdict."""
-    if console is None:
-        console = Console()
-        console = console if console.is_terminal else Console(width=120)
-    console.print(verdict(list(results), device))
+    console = console or Console()
+    table = verdict(list(results), device)
+    console.width = max(console.width, Measurement.get(console, console.options, table).maximum)
+    console.print(table)
 
 
 def as_property(result: Result) -> tuple[str, dict[str, Any]]:

@@ -84,9 +84,8 @@ class Run:
 
         if site.choice and not self.lens:
             biased = f"{unit.name}.biased"
-            return choices(
-                real(value), real(mine[biased]), real(oracle[biased]), self.oracle.get_submodule(unit.name).choose
-            )
+            router = self.oracle.get_submodule(unit.name)
+            return choices(real(value), real(mine[biased]), real(oracle[biased]), router)
         if self.lens:
             return under_lens(real(value), real(mine[name]))
         return within_budget(real(value), real(mine[name]), real(oracle[name]))
