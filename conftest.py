@@ -18,7 +18,7 @@ install_import_hook("reference_impl", "beartype.beartype")
 
 from parity_tests.families import FAMILIES  # noqa: E402
 from parity_tests.harness import report  # noqa: E402
-from parity_tests.harness.points import PRECISIONS, Options, cases, points  # noqa: E402
+from parity_tests.harness.points import PRECISIONS, Options, cases, deviation_cases, points  # noqa: E402
 from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
 
@@ -70,13 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         found = points(options, marker.args[0]) if marker else []
         metafunc.parametrize("point", found, ids=map(str, found))
     elif "deviation" in metafunc.fixturenames:
-        found = [
-            (case, deviation)
-            for case in cases(options, ("f64",))
-            if case.backend == case.record.backends[0] and not case.trained
-            for deviation in case.record.deviations
-            if deviation.concerns(case.variant)
-        ]
+        found = deviation_cases(options)
         ids = [f"{case}-{deviation.name.replace(' ', '_')}" for case, deviation in found]
         metafunc.parametrize(("case", "deviation"), found, ids=ids)
     elif "case" in metafunc.fixturenames:

@@ -47,8 +47,9 @@ def _latent_norms_with_the_models_eps(model: Decoder) -> None:
 
 def _left_out(name: str) -> Any:
     def change(module: MLA) -> None:
-        norm: RMSNorm = getattr(module, name)
-        norm.forward = lambda x: x
+        norm: RMSNorm | None = getattr(module, name, None)
+        if norm is not None:
+            norm.forward = lambda x: x
 
     return change
 

@@ -10,7 +10,7 @@ from typing import Any
 from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
-from parity_tests.harness.record import Backend
+from parity_tests.harness.record import Backend, Deviation
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
@@ -100,6 +100,18 @@ def points(options: Options, level: str) -> list[Point]:
                 if its_level == level and (fed or mode == "accumulated"):
                     found.append(Point(case, mode, kind))
     return found
+
+
+def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
+    """Every deviation, with the smallest of the variants in which it is live."""
+    tiny = [c for c in cases(options, ("f64",)) if c.backend == c.record.backends[0] and not c.trained]
+    smallest_first = sorted(tiny, key=lambda case: config_of(case).n_layers)
+    found: dict[tuple[str, int], tuple[Case, Deviation]] = {}
+    for case in smallest_first:
+        for place, deviation in enumerate(case.record.deviations):
+            if deviation.concerns(case.variant):
+                found.setdefault((case.family, place), (case, deviation))
+    return list(found.values())
 
 
 @cache

@@ -116,6 +116,7 @@ class Deviation:
     variants: tuple[str, ...] = ("*",)
 
     def concerns(self, variant: str) -> bool:
+        """Whether it is live in a variant."""
         return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def of(self, model: nn.Module) -> Any:
