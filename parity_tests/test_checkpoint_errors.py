@@ -318,6 +318,10 @@ WRONG_METADATA: dict[str, tuple[dict[str, Any], str]] = {
         "(37, 24) where (38, 24) is expected; model.gguf says llama.vocab_size 38",
     ),
     "layers": ({"llama.block_count": 3}, "model.gguf says llama.block_count 3"),
+    "absurd-layers": (
+        {"llama.block_count": 1 << 31},
+        "asks for 2147483648 times 'layer', and there are only 21 tensors",
+    ),
     "architecture": ({"general.architecture": "gpt9"}, "general.architecture 'gpt9' is not supported"),
 }
 

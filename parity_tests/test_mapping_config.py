@@ -19,6 +19,7 @@ from parity_tests.tiny_checkpoints import (
     in_memory,
     on_disk,
 )
+from weight_mapping import MappingError
 from weight_mapping.config import parse_config, render_config
 from weight_mapping.loading import plan_for
 
@@ -124,3 +125,51 @@ def test_keys_that_mean_nothing_are_passed_over() -> None:
     harmless = {"use_cache": True, "torch_dtype": "bfloat16", "pad_token_id": None, "pretraining_tp": 1}
     smollm2 = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
     assert parse_config({**CONFIG, **harmless, **smollm2}, "hf") == parse_config(CONFIG, "hf")
+
+
+# --- DeepSeek-V3
+
+
+def test_keys_of_every_deepseek_release() -> None:
+    r1 = {"auto_map": {"AutoModel": "x.Y"}, "aux_loss_alpha": 0.001, "seq_aux": True, "ep_size": 1, "pretraining_tp": 1}
+    v3 = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}
+    v5 = {"head_dim": 8, "qk_head_dim": 14, "num_local_experts": 12, "num_mtp_layers": 1, "output_router_logits": False}
+    assert parse_config({**DEEPSEEK, **r1, **v3, **v5}, "hf") == parse_config(DEEPSEEK, "hf")
+
+
+def test_pairing_follows_rope_interleave() -> None:
+    for interleaved, pairing in {True: "gathered", False: "halves"}.items():
+        family, config = parse_config({**DEEPSEEK, "rope_interleave": interleaved}, "hf")
+        assert vars(config)["rope"].pairing == pairing
+        assert render_config(family, config, torch.bfloat16)["rope_interleave"] is interleaved
+
+
+WRONG_CONFIGS = {
+    "softmax": ({"scoring_func": "softmax"}, 'scoring_func is "softmax", and only "sigmoid" is supported'),
+    "greedy": ({"topk_method": "greedy"}, 'topk_method is "greedy", and only "noaux_tc" is supported'),
+    "every-second": ({"moe_layer_freq": 2}, "moe_layer_freq is 2, and only 1 is supported"),
+    "kv-heads": ({"num_key_value_heads": 2}, "num_key_value_heads is 2, and 4 follows from the other keys"),
+    "head_dim": ({"head_dim": 14}, "head_dim is 14, and 8 follows from the other keys"),
+    "qk_head_dim": ({"qk_head_dim": 8}, "qk_head_dim is 8, and 14 follows from the other keys"),
+    "two-counts": ({"num_local_experts": 8}, "num_local_experts 8 contradicts n_routed_experts 12"),
+    "groups": ({"n_group": 5}, "n_routed_experts 12 is no multiple of n_group 5"),
+    "one-a-group": ({"n_group": 12}, "n_routed_experts 12 leaves n_group 12 with one each"),
+    "top-groups": ({"topk_group": 5}, "topk_group 5 is more than n_group 4"),
+    "top-k": (
+        {"num_experts_per_tok": 7},
+        "num_experts_per_tok 7 is more than the experts in topk_group 2 of n_group 4",
+    ),
+    "odd-rope": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7 is odd, and RoPE turns pairs"),
+    "no-shared": ({"n_shared_experts": None}, "n_shared_experts is null and must be a whole number above 0"),
+    "no-experts": ({"n_routed_experts": None}, "n_routed_experts is null and must be a whole number above 0"),
+    "null-interleave": ({"rope_interleave": None}, "rope_interleave is null and must be true or false"),
+    "no-latent": ({"q_lora_rank": 0}, "q_lora_rank is 0 and must be a whole number above 0 or null"),
+    "dense": ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1 and must be a whole number of 0 or more"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_CONFIGS.values(), ids=WRONG_CONFIGS)
+def test_wrong_deepseek_config(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MappingError) as error:
+        parse_config({**DEEPSEEK, **changes}, "hf")
+    assert str(error.value).startswith(f"config.json: {message}")

@@ -18,9 +18,9 @@ class MLA(nn.Module):
     """Keys and values are unpacked from one latent a token, and position travels apart, in `d_rope` components that all
     heads share. The cache holds the normed latent and the rotated key: kv_lora_rank + d_rope numbers a token.
 
-    LinearKVB is held as its two parts, k_up_proj (W_UK) and v_up_proj (W_UV). *Expanded*, they unpack the latent, and
-    attention is as ever. *Absorbed*, W_UK goes into the query and W_UV into the output, and attention runs on latents:
-    the same numbers, without unpacking a cache that may be long.
+    *Expanded*, LinearKVB unpacks the latent, and attention is as ever. *Absorbed*, its part W_UK for keys goes into the
+    query and its part W_UV for values into the output, and attention runs on latents: the same numbers, without
+    unpacking a cache that may be long.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class MLA(nn.Module):
         pairing: Pairing,
     ):
         super().__init__()
-        self.n_heads, self.d_nope, self.d_rope, self.kv_lora_rank = n_heads, d_nope, d_rope, kv_lora_rank
+        self.n_heads, self.kv_lora_rank = n_heads, kv_lora_rank
+        self.d_nope, self.d_rope, self.d_v = d_nope, d_rope, d_v
         self.scale = (d_nope + d_rope) ** -0.5 * mscale * mscale  # mscale on q and on k
         self.rotate = ROTATIONS[pairing]
         self.absorbed = False
@@ -52,8 +53,7 @@ class MLA(nn.Module):
             self.q_b_proj = nn.Linear(q_lora_rank, d_q, bias=False)
         self.kv_a_proj = nn.Linear(d_model, kv_lora_rank + d_rope, bias=bias)
         self.kv_norm = RMSNorm(kv_lora_rank, LATENT_NORM_EPS)
-        self.k_up_proj = nn.Linear(kv_lora_rank, n_heads * d_nope, bias=False)
-        self.v_up_proj = nn.Linear(kv_lora_rank, n_heads * d_v, bias=False)
+        self.kv_b_proj = nn.Linear(kv_lora_rank, n_heads * (d_nope + d_v), bias=False)
         self.o_proj = nn.Linear(n_heads * d_v, d_model, bias=bias)
         self.latent, self.rope_key, self.probs = Site(), Site(), Site()
 
@@ -91,8 +91,8 @@ class MLA(nn.Module):
         visible: Bool[Tensor, "#b 1 s t"],
     ) -> Float[Tensor, "b h s e3"]:
         """Unpack every latent into keys and values of every head."""
-        k_nope = split_heads(self.k_up_proj(latent.squeeze(1)), self.n_heads)  # as (b, h, t, d_nope)
-        v = split_heads(self.v_up_proj(latent.squeeze(1)), self.n_heads)  # as (b, h, t, d_v)
+        kv = split_heads(self.kv_b_proj(latent.squeeze(1)), self.n_heads)  # as (b, h, t, d_nope + d_v)
+        k_nope, v = kv.split([self.d_nope, self.d_v], -1)
         q = torch.cat([q_nope, q_rope], -1)  # as (b, h, s, d_nope + d_rope)
         k = torch.cat([k_nope, k_rope.expand(-1, self.n_heads, -1, -1)], -1)  # as (b, h, t, d_nope + d_rope)
         p = self.probs(softmax_attention(q @ k.mT * self.scale, visible))  # as (b, h, s, t)
@@ -107,8 +107,8 @@ class MLA(nn.Module):
         visible: Bool[Tensor, "#b 1 s t"],
     ) -> Float[Tensor, "b h s e3"]:
         """q·(W_UK c) = (q W_UK)·c and Sum(p W_UV c) = W_UV Sum(p c): one shared key and value head, as in MQA."""
-        w_uk = self.k_up_proj.weight.unflatten(0, (self.n_heads, -1))  # as (h, d_nope, r)
-        w_uv = self.v_up_proj.weight.unflatten(0, (self.n_heads, -1))  # as (h, d_v, r)
+        by_head = self.kv_b_proj.weight.unflatten(0, (self.n_heads, -1))  # as (h, d_nope + d_v, r)
+        w_uk, w_uv = by_head.split([self.d_nope, self.d_v], 1)
         q = torch.cat([q_nope @ w_uk, q_rope], -1)  # as (b, h, s, r + d_rope)
         k = torch.cat([latent, k_rope], -1)  # as (b, 1, t, r + d_rope)
         p = self.probs(softmax_attention(q @ k.mT * self.scale, visible))  # as (b, h, s, t)

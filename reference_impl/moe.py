@@ -53,13 +53,12 @@ class GroupedRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """One GatedFFN an expert, their matrices stacked: (x, f, d), (x, f, d) and (x, d, f)."""
+    """One GatedFFN an expert, their matrices stacked: gate and up in one of (x, 2f, d), down in one of (x, d, f)."""
 
     def __init__(self, *, d_model: int, d_ff: int, n_experts: int, activation: str):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.gate_proj = nn.Parameter(torch.empty(n_experts, d_ff, d_model))
-        self.up_proj = nn.Parameter(torch.empty(n_experts, d_ff, d_model))
+        self.gate_up_proj = nn.Parameter(torch.empty(n_experts, 2 * d_ff, d_model))
         self.down_proj = nn.Parameter(torch.empty(n_experts, d_model, d_ff))
 
     def forward(
@@ -68,9 +67,9 @@ class Experts(nn.Module):
         """Sum(w[i] * GatedFFN[choice[i]](x)), expert by expert in their order, which fixes how the sum rounds."""
         y = torch.zeros_like(x)
         for expert in choice.unique().tolist():
-            token, place = torch.where(choice == expert)
-            gated = self.activation(F.linear(x[token], self.gate_proj[expert])) * F.linear(x[token], self.up_proj[expert])
-            out = F.linear(gated, self.down_proj[expert]) * weight[token, place, None]
+            place, token = torch.where((choice == expert).T)  # the order of rows, too, is one of rounding
+            gate, up = F.linear(x[token], self.gate_up_proj[expert]).chunk(2, -1)  # as (tokens of this expert, f) each
+            out = F.linear(self.activation(gate) * up, self.down_proj[expert]) * weight[token, place, None]
             y.index_add_(0, token, out.to(x.dtype))  # weighed in float32 or better, added up in the model's precision
         return y
 

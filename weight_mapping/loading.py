@@ -16,7 +16,7 @@ from weight_mapping.container import Checkpoint
 from weight_mapping.errors import MappingError, TensorError
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Family, Layout, ReferenceConfig
-from weight_mapping.plan import Plan, plan, source_of
+from weight_mapping.plan import Plan, longest_index, plan, source_of
 
 
 def parameters_of(model: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
@@ -75,6 +75,12 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
 
 def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, Tensor]:
     """The checkpoint's tensors as parameters. All headers are checked before any data is read."""
+    n, index = longest_index(family.tables[checkpoint.layout](config))
+    if n > len(checkpoint):  # damaged, and no reason to build what it asks for
+        few = (
+            f"asks for {n} times {index!r}, and there are only {len(checkpoint)} tensors; correct it or fetch it again"
+        )
+        raise MappingError(f"{checkpoint.config_file}: {few}")
     mapping = plan_for(family, config, checkpoint.layout)
     try:
         mapping.check({name: checkpoint.header(name) for name in checkpoint})

@@ -112,6 +112,12 @@ def source_of(name: str, table: Table, parameters: Mapping[str, Tensor]) -> Tens
     return None
 
 
+def longest_index(table: Table) -> tuple[int, str]:
+    """How many copies of a rule a table makes at most, and by which index: to be seen before any is spelled out."""
+    shared = (set.intersection(*map(indices, rule.sources + rule.targets)) for rule in table.rules)
+    return max((len(table.index[name]), name) for name in set.union(*shared))
+
+
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
     for op in reversed(rule.ops):
         group = op.inverse(group)

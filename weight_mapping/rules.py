@@ -77,27 +77,31 @@ class Concatenate:
 
 @dataclass(frozen=True)
 class Stack:
-    """n of (...) -> one (n, ...)."""
+    """n of (...) -> one (n, ...). `into` more than one: that many runs of n, one after the other, to one each."""
+
+    into: int = 1
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        return (torch.stack(tensors),)
+        n = len(tensors) // self.into
+        return tuple(torch.stack(tensors[i : i + n]) for i in range(0, len(tensors), n))
 
     @property
     def inverse(self) -> "Unstack":
-        return Unstack()
+        return Unstack(self.into)
 
 
 @dataclass(frozen=True)
 class Unstack:
-    """One (n, ...) -> n of (...)."""
+    """(n, ...) -> n of (...), of each tensor: the inverse of `Stack`."""
+
+    into: int = 1
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        (whole,) = tensors
-        return whole.unbind()
+        return tuple(part for whole in tensors for part in whole.unbind())
 
     @property
     def inverse(self) -> Stack:
-        return Stack()
+        return Stack(self.into)
 
 
 @dataclass(frozen=True)

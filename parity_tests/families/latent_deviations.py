@@ -56,10 +56,9 @@ def _left_out(name: str) -> Any:
 
 def _k_and_v_swapped(module: MLA) -> None:
     """kv_b_proj's rows of each head read as value, key instead of key, value."""
-    k, v = (p.weight.detach().unflatten(0, (module.n_heads, -1)) for p in (module.k_up_proj, module.v_up_proj))
-    value, key = torch.cat([k, v], 1).split([v.shape[1], k.shape[1]], 1)
-    module.k_up_proj.weight = nn.Parameter(key.flatten(0, 1), requires_grad=False)
-    module.v_up_proj.weight = nn.Parameter(value.flatten(0, 1), requires_grad=False)
+    by_head = module.kv_b_proj.weight.detach().unflatten(0, (module.n_heads, -1))
+    value, key = by_head.split([module.d_v, module.d_nope], 1)
+    module.kv_b_proj.weight = nn.Parameter(torch.cat([key, value], 1).flatten(0, 1), requires_grad=False)
 
 
 def _rope_before_nope(module: MLA) -> None:
@@ -223,12 +222,13 @@ ROUTER = (
 
 
 def _experts_swapped(module: Experts) -> None:
-    module.gate_proj, module.up_proj = module.up_proj, module.gate_proj
+    gate, up = module.gate_up_proj.detach().chunk(2, 1)
+    module.gate_up_proj = nn.Parameter(torch.cat([up, gate], 1), requires_grad=False)
 
 
 def _experts_lexical(module: Experts) -> None:
-    order = sorted(range(len(module.gate_proj)), key=str)
-    for name in ("gate_proj", "up_proj", "down_proj"):
+    order = sorted(range(len(module.down_proj)), key=str)
+    for name in ("gate_up_proj", "down_proj"):
         setattr(module, name, nn.Parameter(getattr(module, name).detach()[order], requires_grad=False))
 
 

@@ -8,34 +8,44 @@ from reference_impl.models.deepseek_v3 import DeepseekV3Config, DeepseekV3Model
 from weight_mapping import hf_decoder
 from weight_mapping.family import COUNT, COUNT_OR_NULL, FLAG, POSITIVE, WHOLE, Check, Family, Key, Layout, given
 from weight_mapping.hf_decoder import HERE, THERE
-from weight_mapping.rules import Drop, Rule, Split, Stack, Table, rename
+from weight_mapping.rules import Concatenate, Drop, Rule, Stack, Table, rename
 
 
 def hf(config: DeepseekV3Config) -> Table:
     """The names of the hub, one tensor an expert; transformers 4 has the same in memory."""
-    one, all_ = HERE + "mlp.experts.{expert}.", THERE + "ffn.experts."
-    return _table(
-        config,
-        rename(one + "gate_proj.weight", all_ + "gate_proj", Stack()),
-        rename(one + "up_proj.weight", all_ + "up_proj", Stack()),
-        rename(one + "down_proj.weight", all_ + "down_proj", Stack()),
-    )
+    return _table(config, *_experts_apart(config), rename(*KV_B))
 
 
 def transformers5(config: DeepseekV3Config) -> Table:
     """What transformers 5 has in memory: a layer's experts in two tensors, (x, 2f, d) and (x, d, f)."""
     here, there = HERE + "mlp.experts.", THERE + "ffn.experts."
-    halves = Split((config.d_ff_expert, config.d_ff_expert), dim=1)
-    return _table(
-        config,
-        Rule((here + "gate_up_proj",), (there + "gate_proj", there + "up_proj"), (halves,)),
-        rename(here + "down_proj", there + "down_proj"),
+    together = (rename(here + name, there + name) for name in ("gate_up_proj", "down_proj"))
+    return _table(config, *together, rename(*KV_B))
+
+
+def absorbed(config: DeepseekV3Config) -> Table:
+    """The hub's names for an engine that absorbs kv_b_proj, and so holds its parts W_UK and W_UV, (h * d, r), apart."""
+    source, target = KV_B
+    parts = tuple(source.replace("kv_b_proj", part) for part in ("k_up_proj", "v_up_proj"))
+    joined = Concatenate((config.d_nope, config.d_v), heads=config.n_heads)
+    return _table(config, *_experts_apart(config), Rule(parts, (target,), (joined,)))
+
+
+KV_B = (HERE + "self_attn.kv_b_proj.weight", THERE + "attn.kv_b_proj.weight")
+
+
+def _experts_apart(config: DeepseekV3Config) -> tuple[Rule, ...]:
+    one, all_ = HERE + "mlp.experts.{expert}.", THERE + "ffn.experts."
+    joined = Concatenate((config.d_ff_expert, config.d_ff_expert), dim=1)
+    gate_up = (one + "gate_proj.weight", one + "up_proj.weight")
+    return (
+        Rule(gate_up, (all_ + "gate_up_proj",), (Stack(into=2), joined)),
+        rename(one + "down_proj.weight", all_ + "down_proj", Stack()),
     )
 
 
-def _table(config: DeepseekV3Config, *experts: Rule) -> Table:
+def _table(config: DeepseekV3Config, *varying: Rule) -> Table:
     here, there = HERE + "self_attn.", THERE + "attn."
-    kv_b = Split((config.d_nope, config.d_v), heads=config.n_heads)
     rules = (
         *hf_decoder.trunk(config.tied_head),
         rename(here + "q_proj.weight", there + "q_proj.weight"),
@@ -44,13 +54,12 @@ def _table(config: DeepseekV3Config, *experts: Rule) -> Table:
         rename(here + "q_b_proj.weight", there + "q_b_proj.weight"),
         rename(here + "kv_a_proj_with_mqa.{part}", there + "kv_a_proj.{part}"),
         rename(here + "kv_a_layernorm.weight", there + "kv_norm.weight"),
-        Rule((here + "kv_b_proj.weight",), (there + "k_up_proj.weight", there + "v_up_proj.weight"), (kv_b,)),
         rename(here + "o_proj.{part}", there + "o_proj.{part}"),
         *hf_decoder.gated(HERE + "mlp", THERE + "ffn"),
         rename(HERE + "mlp.gate.weight", THERE + "ffn.router.weight"),
         rename(HERE + "mlp.gate.e_score_correction_bias", THERE + "ffn.router.bias"),
         *hf_decoder.gated(HERE + "mlp.shared_experts", THERE + "ffn.shared"),
-        *experts,
+        *varying,
     )
     return Table(
         index={
@@ -174,5 +183,5 @@ FAMILY = Family(
             },
         ),
     },
-    tables={"hf": hf, "transformers5": transformers5},
+    tables={"hf": hf, "transformers5": transformers5, "absorbed": absorbed},
 )
