@@ -93,10 +93,13 @@ endef
 
 # Our own environments. A stamp says what one holds, by its content, or that an installation has begun.
 define SETUP
+alive() { # process: one that ended and that nobody has reaped, as in containers, is not
+    kill -0 "$$1" 2> /dev/null && case $$(ps -o stat= -p "$$1" 2> /dev/null) in Z*) false ;; esac
+}
 examine() { # folder: what its stamp says, in $$found; one that an interrupted installation left is removed
     found=$$(cat "$$1/hf-parity.stamp" 2> /dev/null)
     case $$found in "installing in "*)
-        ! kill -0 "$${found##* }" 2> /dev/null || fail "process $${found##* } is installing into $$1: wait for it."
+        ! alive "$${found##* }" || fail "process $${found##* } is installing into $$1: wait for it."
         echo "an installation into $$1 was interrupted: making it anew"
         rm -rf "$$1"
     esac

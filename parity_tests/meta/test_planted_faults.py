@@ -149,7 +149,7 @@ def test_the_failure_says_where_how_much_why_and_how_to_see_it_again(theirs: nn.
     run: Run = confront(CASE, theirs)
     first = run.first_difference()
     assert first is not None
-    text = failure(run, first, "parity_tests/test_blocks.py::test_block[llama-head_dim-f64-eager-isolated-attn]")
+    text = failure(run, first, '"parity_tests/test_blocks.py::test_block[llama-head_dim-f64-eager-isolated-attn]"')
     lines = text.splitlines()
     assert lines[0] == "llama/head_dim  f64  attention=eager  cpu"
     assert "first difference   layers.1.attn.probs   input agrees to" in lines[1]

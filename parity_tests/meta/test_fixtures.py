@@ -1,0 +1,81 @@
+"""The fixtures are deterministic, exact in every precision, and can notice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fixtures import tiny
+from fixtures.values import fill, integers, linear
+from parity_tests.families import FAMILIES
+from parity_tests.harness.case import Case
+from parity_tests.harness.points import config_of
+from parity_tests.harness.record import Backend
+from parity_tests.harness.run import compare
+
+VARIANTS = [(family.name, variant) for family in FAMILIES.values() for variant in family.variants]
+
+
+def test_values_are_the_same_bits_for_ever() -> None:
+    """A change here changes every fixture: results before and after are not about the same numbers."""
+    digest = hashlib.sha256(integers("model.norm.weight", (1000,), 8).numpy().tobytes()).hexdigest()
+    assert digest == "438d4a2e746168ab9cc698ab54ecb64166f2a030f11fc2f4d3cbed8dd5de0883"
+
+
+def test_values_depend_on_the_name_alone() -> None:
+    table = (("*", linear(1.0)),)
+    one = fill({"a": (4, 5), "b": (4, 5)}, table)
+    other = fill({"b": (4, 5), "a": (4, 5)}, table)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["a"], one["b"])
+
+
+def test_a_tensor_that_no_pattern_matches_is_refused() -> None:
+    with pytest.raises(KeyError, match="no rule fills 'a'"):
+        fill({"a": (1,)}, (("b", linear(1.0)),))
+
+
+@pytest.mark.parametrize(("family", "variant"), VARIANTS, ids=str)
+def test_every_value_is_exact_in_half_precision_and_none_is_default(family: str, variant: str) -> None:
+    for name, tensor in load_file(tiny.path_of(family, variant) / "model.safetensors").items():
+        for dtype in (torch.bfloat16, torch.float16):
+            assert torch.equal(tensor, tensor.to(dtype).float()), name
+        assert len(tensor.unique()) > 4, f"{name} is nearly constant"
+
+
+@pytest.mark.parametrize(("family", "variant"), VARIANTS, ids=str)
+def test_attention_is_peaked_and_scores_spread(family: str, variant: str) -> None:
+    """A flat softmax would hide a wrong score."""
+    run = compare(Case(family, variant, "f64", FAMILIES[family].backends[0]))
+    batch = next(t for t in run.traces if t.batch.name == "long")
+    probs = [value for name, value in batch.mine.items() if name.endswith("attn.probs")]
+    last = torch.stack([p[:, :, -1] for p in probs])  # the last query sees 45 keys
+    spread = last.clamp_min(1e-300).log().std(-1).mean()
+    assert spread > 1, f"the scores' standard deviation is {spread:.2f}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_variant_has_more_than_ten_layers(family: str) -> None:
+    sizes = [config_of(Case(family, variant, "f64", Backend(""))).n_layers for variant in FAMILIES[family].variants]
+    assert max(sizes) > 10
+    assert min(sizes) > 1
+
+
+def test_a_fixture_is_written_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_PARITY_CACHE", str(tmp_path))
+    tiny.path_of.cache_clear()
+    try:
+        folder = tiny.path_of("llama", "gqa")
+        assert folder.is_relative_to(tmp_path)
+        before = (folder / "model.safetensors").stat().st_mtime_ns
+        tiny.path_of.cache_clear()
+        assert (tiny.path_of("llama", "gqa") / "model.safetensors").stat().st_mtime_ns == before
+        assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    finally:
+        tiny.path_of.cache_clear()
