@@ -23,7 +23,7 @@ from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORKERS))
+CORES = max(1, (os.cpu_count() or 1) // WORKERS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,15 +81,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", found, ids=map(str, found))
 
 
+def trained_case(item: pytest.Item) -> str:
+    """The case of a test of a trained model, as text; empty for every other test."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    case = getattr(parameters.get("point"), "case", parameters.get("case"))
+    return str(case) if getattr(case, "trained", False) else ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Trained models last and case by case, so that only one of them is in memory."""
+    items.sort(key=trained_case)
 
-    def place(item: pytest.Item) -> str:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        case = getattr(parameters.get("point"), "case", parameters.get("case"))
-        return str(case) if getattr(case, "trained", False) else ""
 
-    items.sort(key=place)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tiny models on one core: handing their work to a second costs more than it saves, and much more on a busy machine."""
+    torch.set_num_threads(CORES if trained_case(item) else 1)
 
 
 @pytest.fixture

@@ -179,9 +179,9 @@ def _level(rows: Sequence[Result], level: str) -> Text:
 
 def _precision(rows: Sequence[Result], precision: str) -> tuple[Text, Text]:
     measured = [r for r in rows if r.precision == precision and r.verdict in COMPARED and r.level != "generation"]
-    eager = [r for r in measured if r.attention == "eager" and r.level != "cache"]
+    plain = [r for r in measured if r.attention == "eager" and r.experts in (None, "eager") and r.level != "cache"]
     worst = max((r.ratio for r in measured), default=None)
-    bits = f"{sum(r.bits_equal for r in eager) / len(eager):.0%}" if eager else "–"
+    bits = f"{sum(r.bits_equal for r in plain) / len(plain):.0%}" if plain else "–"
     return Text("–" if worst is None else f"{worst:.0e}", "bold red" if worst and worst > 1 else ""), Text(bits)
 
 
@@ -242,7 +242,7 @@ def show(results: Iterable[Result], device: str, console: Console | None = None)
     """Print the verdict."""
     console = console or Console()
     table = verdict(list(results), device)
-    console.width = max(console.width, Measurement.get(console, console.options, table).maximum)
+    console.width = max(console.width, Measurement.get(console, console.options.update(width=300), table).maximum)
     console.print(table)
 
 
