@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity_tests.harness.record import Deviation
+from parity_tests.harness.record import Deviation, Known
 from reference_impl.attention import Attention, merge_heads, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
@@ -25,6 +26,26 @@ from reference_impl.position import (
     inverse_frequencies,
     rotate_halves,
     rotate_pairs,
+)
+
+YARN_KNOWN = (
+    Known(
+        name="YaRN's factor is replaced by max / original",
+        sites=("rope.cos",),
+        since="4.51.0",
+        until="4.56.0",
+        variants=("rope-yarn", "yarn"),
+        link="https://github.com/huggingface/transformers/pull/40320",
+        explained="YaRN's factor replaced by max / original",
+    ),
+    Known(
+        name="YaRN ignores original_max_position_embeddings",
+        sites=("rope.cos",),
+        until="4.51.0",
+        variants=("rope-yarn", "yarn"),
+        link="no issue known",
+        explained="YaRN's ramp from max_position_embeddings",
+    ),
 )
 
 Change = Callable[[nn.Module], None]
@@ -148,11 +169,35 @@ def scaled(variants: tuple[str, ...]) -> Deviation:
 
 def yarn(variants: tuple[str, ...]) -> tuple[Deviation, ...]:
     """Of variants that scale RoPE by YaRN."""
+    def rescaled(**changes: Callable[[Any], float]) -> Change:
+        def change(model: Decoder) -> None:
+            scaling = model.rope.config.scaling
+            if isinstance(scaling, YaRN):
+                values = {name: of(model) for name, of in changes.items()}
+                _with_rope(scaling=replace(scaling, **values))(model)
+
+        return each(Decoder, change)
+
+    def reach(model: Any) -> int:
+        return model.config.max_positions
+
     left_out = _scaling(YaRN, lambda _: {"amplitude": lambda: 1.0})
     everything = _scaling(YaRN, _everything_interpolated)
     return (
         Deviation(name="YaRN's attention factor is left out", site="rope.cos", apply=left_out, variants=variants),
         Deviation(name="YaRN interpolates every pair", site="rope.cos", apply=everything, variants=variants),
+        Deviation(
+            name="YaRN's factor replaced by max / original",
+            site="rope.cos",
+            apply=rescaled(factor=lambda model: reach(model) / model.rope.config.scaling.original_positions),
+            variants=variants,
+        ),
+        Deviation(
+            name="YaRN's ramp from max_position_embeddings",
+            site="rope.cos",
+            apply=rescaled(original_positions=reach),
+            variants=variants,
+        ),
     )
 
 

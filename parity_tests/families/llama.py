@@ -3,7 +3,7 @@
 from fixtures import llama as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import Family
+from parity_tests.harness.record import Family, Known
 from reference_impl.models.llama import LlamaLayer
 
 FAMILY = Family(
@@ -11,6 +11,18 @@ FAMILY = Family(
     hf_class="LlamaForCausalLM",
     variants=tiny.VARIANTS,
     units=decoder_units(inside=LLAMA_LAYER),
+    known=(
+        *shared.YARN_KNOWN,
+        Known(
+            name="dynamic NTK keeps the table of the longest call",
+            sites=("repeated",),
+            since="5.0.0",
+            until="5.13.0",
+            variants=("rope-dynamic",),
+            downstream=False,
+            link="https://github.com/huggingface/transformers/pull/46624",
+        ),
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, twin
-from parity_tests.harness.compare import Outcome, not_covered, refused, select, under_lens, within_budget, worse
+from parity_tests.harness.compare import Outcome, absent, not_covered, refused, select, under_lens, within_budget, worse
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.run import Run
@@ -27,46 +28,49 @@ def _ours(model: Any, batch: Batch, schedule: str) -> tuple[Tensor, Any]:
     return of_model(model, key, lambda: read_ours(model, batch, SCHEDULES[schedule]))
 
 
-def _theirs(case: Case, batch: Batch, schedule: str) -> tuple[Tensor, Any]:
+def _theirs(case: Case, batch: Batch, schedule: str, static: bool) -> tuple[Tensor, Any]:
     model = twin(case)
-    key = ("read", schedule, batch.name)
-    return of_model(model, key, lambda: read_theirs(model, case.precision, batch, SCHEDULES[schedule]))
+    key = ("read", schedule, batch.name, static)
+    return of_model(model, key, lambda: read_theirs(model, case.precision, batch, SCHEDULES[schedule], static=static))
 
 
-def _outcomes(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
-    case, sizes = run.case, SCHEDULES[schedule]
-    for batch in cache_batches(run.model.config.vocab_size, case.device):
-        theirs, cache = read_theirs(twin(case), case.precision, batch, sizes, static=static)
-        mine, my_cache = _ours(run.model, batch, schedule)
-        oracle, true_cache = _ours(run.oracle, batch, schedule)
+def _logits(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
+    """Of every token: against the other side over this schedule, and against one pass."""
+    for batch in cache_batches(run.model.config.vocab_size, run.case.device):
+        theirs, _ = _theirs(run.case, batch, schedule, static)
+        mine, oracle = (_ours(model, batch, schedule)[0] for model in (run.model, run.oracle))
         yield _judge(run, batch, "b s v", theirs, mine, oracle)
-        for layer, (entry, true) in enumerate(zip(my_cache.layers, true_cache.layers, strict=True)):
-            held = hf.cached(cache, layer)
-            if held is not None and not static:
-                for value, ours, truth in zip(held, entry.held(), true.held(), strict=True):
-                    yield _judge(run, batch, "b g t e", value, ours, truth)
-        pass_mine, _ = _ours(run.model, batch, "pass")
-        pass_oracle, _ = _ours(run.oracle, batch, "pass")
+        pass_mine, pass_oracle = (_ours(model, batch, "pass")[0] for model in (run.model, run.oracle))
         if run.lens:
-            pass_theirs, _ = _theirs(case, batch, "pass")
+            pass_theirs, _ = _theirs(run.case, batch, "pass", static=False)
             yield _judge(run, batch, "b s v", theirs, pass_theirs, pass_theirs)
             yield _judge(run, batch, "b s v", mine, pass_mine, pass_mine)
         else:
             yield _judge(run, batch, "b s v", theirs, pass_mine, pass_oracle)
 
 
-def compare_schedule(run: Run, schedule: str, *, static: bool) -> Outcome:
-    """Logits of every token, keys and values held at the end, and one pass; the worst of them."""
+def _held(run: Run, schedule: str) -> Iterator[Outcome]:
+    """Keys and values, or what a family keeps instead, of every layer."""
+    for batch in cache_batches(run.model.config.vocab_size, run.case.device):
+        _, cache = _theirs(run.case, batch, schedule, static=False)
+        mine, oracle = (_ours(model, batch, schedule)[1] for model in (run.model, run.oracle))
+        for layer, (entry, true) in enumerate(zip(mine.layers, oracle.layers, strict=True)):
+            held = hf.cached(cache, layer)
+            if held is None:
+                yield absent("transformers returned no cache")
+                continue
+            for value, ours, truth in zip(held, entry.held(), true.held(), strict=True):
+                yield _judge(run, batch, "b g t e", value, ours, truth)
+
+
+def compare_schedule(run: Run, schedule: str, *, static: bool, held: bool = False) -> Outcome:
+    """The worst of all logits over a schedule; or of what the cache holds at its end."""
     if run.case.precision in ("bf16", "f16") and any(unit.routes for unit in run.units):
         return not_covered("half precision flips choices among experts; one pass is compared under forced routing")
     try:
-        outcomes = list(_outcomes(run, schedule, static))
+        return reduce(worse, _held(run, schedule) if held else _logits(run, schedule, static))
     except hf.Crashed as reason:
         return refused(str(reason))
-    result = outcomes[0]
-    for outcome in outcomes[1:]:
-        result = worse(result, outcome)
-    return result
 
 
 def their_logits(run: Run, schedule: str, *, static: bool) -> list[Tensor]:
@@ -77,15 +81,15 @@ def their_logits(run: Run, schedule: str, *, static: bool) -> list[Tensor]:
 
 
 def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation | None:
-    """The deviation with which the reference would agree with these logits over this schedule."""
-    if not run.lens:
-        return None
+    """The deviation with which the reference would agree with these logits over this schedule, as it does not without."""
     batches = cache_batches(run.model.config.vocab_size, run.case.device)
-    likely_first = sorted(run.case.record.deviations, key=lambda deviation: deviation.site != "cache")
-    for deviation in likely_first:
-        model = deviation.of(run.model)
+
+    def agrees(model: Any) -> bool:
         mine = (read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches)
         pairs = zip(batches, theirs, mine, strict=True)
-        if all(_judge(run, batch, "b s v", a, b, b).verdict == "same" for batch, a, b in pairs):
-            return deviation
-    return None
+        return all(_judge(run, batch, "b s v", a, b, b).verdict == "same" for batch, a, b in pairs)
+
+    if not run.lens or agrees(run.model):
+        return None
+    likely_first = sorted(run.case.record.deviations, key=lambda deviation: deviation.site != "cache")
+    return next((deviation for deviation in likely_first if agrees(deviation.of(run.model))), None)

@@ -37,9 +37,9 @@ class Outcome:
         """error / bar: above 1 is a difference."""
         return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
 
-    def known(self, name: str) -> Outcome:
+    def known(self, note: str) -> Outcome:
         """The same, as a difference that the family's record lists."""
-        return replace(self, verdict="known", note=name)
+        return replace(self, verdict="known", note=note)
 
 
 def absent(note: str) -> Outcome:

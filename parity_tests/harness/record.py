@@ -128,26 +128,36 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A difference that is upstream's own and known. It covers its site and what lies downstream of it, and is an error
+    """A difference that is upstream's own and known. It covers its sites and what lies downstream of them, and is an error
     itself once it stops appearing in the releases from `since` to before `until`.
 
-    site: a kind of site as test ids have it, or a pattern of those of caches and generation. explained: the deviation
-    that says what transformers does instead, checked where it appears.
+    sites: kinds of sites as test ids have them, or patterns of those of caches and generation; where the first is not
+    shown, the next stands in for it. downstream: whether it changes what comes after. explained: the deviation that says
+    what transformers does instead, checked where it appears.
     """
 
     name: str
-    site: str
-    reason: str
+    sites: tuple[str, ...]
     link: str
     since: str = "0"
     until: str | None = None
     variants: tuple[str, ...] = ("*",)
+    downstream: bool = True
     explained: str | None = None
 
     def concerns(self, variant: str, version: str) -> bool:
         """Whether it is to be expected in this release."""
         inside = Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
         return inside and any(fnmatchcase(variant, pattern) for pattern in self.variants)
+
+    def at(self, kind: str) -> bool:
+        """Whether a kind of site, or a site of a cache or of generation, is one of its own."""
+        return any(fnmatchcase(kind, pattern) for pattern in self.sites)
+
+    @property
+    def note(self) -> str:
+        """Its name, and where to read of it."""
+        return f"{self.name} ({self.link})"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import NoReturn
 
 import pytest
@@ -60,18 +59,23 @@ class Recorder:
         if any(outcome.verdict == "differs" for outcome in found.values()):
             self.differs(run, point, found)
         for known in case.known:
-            if known.site == point.kind:
+            shown = [kind for kind in known.sites if self.shows(run, kind)]
+            if known.at(point.kind) and shown[:1] == [point.kind]:
                 self.still(known, run, found)
         notes = {outcome.note for outcome in found.values() if outcome.verdict not in ("same", "known")}
         if all(outcome.verdict == "absent" for outcome in found.values()):
             pytest.skip(f"absent: {notes.pop()}")
+
+    def shows(self, run: Run, kind: str) -> bool:
+        """Whether this release shows a kind of site at all."""
+        return any(kind_of(site) == kind and outcome.verdict != "absent" for (_, site), outcome in run.outcomes.items())
 
     def still(self, known: Known, run: Run, found: Mapping[str, Outcome]) -> None:
         """A known difference must show, and be what its record says it is."""
         shown = [site for site, outcome in found.items() if outcome.verdict == "known"]
         if not shown:
             pytest.fail(
-                f"{run.case.setting}\n  a known difference no longer appears: {known.name} ({known.link})\n"
+                f"{run.case.setting}\n  a known difference no longer appears: {known.note}\n"
                 f"  close its range of releases in the record of {run.case.family}: set until={hf.VERSION!r}",
                 pytrace=False,
             )
@@ -96,15 +100,16 @@ class Recorder:
 
     def check(self, case: Case, site: str, outcome: Outcome, explanation: str | None = None) -> None:
         """Record and judge an outcome that has no unit: a cache's, a generation's. What is known upstream of it covers it."""
-        direct = [known for known in case.known if fnmatchcase(site, known.site)]
-        if outcome.verdict == "differs" and case.known:
-            outcome = outcome.known((direct or case.known)[0].name)
+        direct = [known for known in case.known if known.at(site)]
+        covering = direct + [known for known in case.known if known.downstream]
+        if outcome.verdict == "differs" and covering:
+            outcome = outcome.known(covering[0].note)
         self.keep(case, "accumulated", site, outcome)
         if outcome.verdict == "differs":
             pytest.fail(plain_failure(case, site, outcome, self.again(case), explanation), pytrace=False)
         if direct and outcome.verdict == "same":
             pytest.fail(
-                f"{case.setting}\n  a known difference no longer appears at {site}: {direct[0].name} ({direct[0].link})",
+                f"{case.setting}\n  a known difference no longer appears at {site}: {direct[0].note}",
                 pytrace=False,
             )
         if outcome.verdict in ("absent", "not covered"):

@@ -132,16 +132,22 @@ class Run:
         return found
 
     def _mark(self, known: Known, found: dict[tuple[str, str], Outcome]) -> None:
-        """Everywhere from the first site of this kind that differs, what differs is known."""
-        names = [unit.site_name(site) for unit in self.units for site in unit.sites]
-        shown = [name for name in names if kind_of(name) == known.site and _differs(found, name)]
+        """What differs is known: at these sites; in the blocks that hold them; in place, from the first of them on."""
+        order = [(unit.name, unit.site_name(site)) for unit in self.units for site in unit.sites]
+        units = {name: unit for unit, name in order}
+        shown = [name for _, name in order if known.at(kind_of(name)) and _differs(found, name)]
         if not shown:
             return
-        downstream = names[names.index(shown[0]) :]
+        names = [name for _, name in order]
+        after = set(names[names.index(shown[0]) :])
         for (mode, name), outcome in found.items():
-            inside = any(site == name or site.startswith(f"{name.removesuffix('.choice')}.") for site in shown)
-            if outcome.verdict == "differs" and (name in downstream if mode == "accumulated" else inside):
-                found[mode, name] = outcome.known(known.name)
+            if known.downstream:
+                holds = any(f"{units[site]}.".startswith(f"{units[name]}.".lstrip(".")) for site in shown)
+                covered = name in after if mode == "accumulated" else holds
+            else:
+                covered = name in shown
+            if outcome.verdict == "differs" and covered:
+                found[mode, name] = outcome.known(known.note)
 
     def differences(self) -> Iterator[Difference]:
         """Every site that differs although its input agrees, in the order of execution; then those that only differ in
