@@ -55,6 +55,7 @@ def options_of(config: pytest.Config) -> Options:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
+    config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")
 
@@ -76,6 +77,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     elif "case" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
+        if metafunc.definition.get_closest_marker("one_backend"):
+            found = [case for case in found if case.backend == case.record.usual_backend(case.precision) or case.trained]
         if metafunc.definition.get_closest_marker("trained"):
             found = [case for case in found if case.trained]
         metafunc.parametrize("case", found, ids=map(str, found))

@@ -12,7 +12,7 @@ from parity_tests.harness.compare import under_lens
 from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
 
-pytestmark = [pytest.mark.level("generation"), pytest.mark.precisions("f64", "f32")]
+pytestmark = [pytest.mark.level("generation"), pytest.mark.precisions("f64", "f32"), pytest.mark.one_backend]
 
 
 def n_new(case: Case) -> int:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_AS_FLOAT32 = (torch.float32, "torch.FloatTensor", torch.FloatTensor, "torch.cuda.FloatTensor")
+_OLD_NAMES = ("torch.FloatTensor", "torch.cuda.FloatTensor")
 
 
-def _widened(value: Any) -> Any:
-    return torch.float64 if any(value is name or value == name for name in _AS_FLOAT32 if type(value) is type(name)) else value
+def _is_float32(value: Any) -> bool:
+    return value is torch.float32 or value is torch.FloatTensor or (type(value) is str and value in _OLD_NAMES)
 
 
 class Lens(TorchFunctionMode):
@@ -30,9 +30,11 @@ class Lens(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             func = Tensor.double
-        args = tuple(_widened(arg) for arg in args)
-        kwargs = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return func(*args, **kwargs)
+        args = [torch.float64 if _is_float32(arg) else arg for arg in args]
+        if kwargs:
+            kwargs = {name: torch.float64 if _is_float32(value) else value for name, value in kwargs.items()}
+            return func(*args, **kwargs)
+        return func(*args)
 
 
 class Leaks(TorchDispatchMode):

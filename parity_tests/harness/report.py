@@ -170,7 +170,7 @@ COMPARED = ("same", "known", "differs")
 
 
 def _level(rows: Sequence[Result], level: str) -> Text:
-    compared = [r for r in rows if r.level == level and r.verdict in COMPARED]
+    compared = [r for r in rows if r.level == level and r.verdict in ("same", "differs")]
     wrong = sum(r.verdict == "differs" for r in compared)
     if wrong:
         return Text(f"{wrong} of {len(compared)} ✗", "bold red")
@@ -180,7 +180,7 @@ def _level(rows: Sequence[Result], level: str) -> Text:
 def _precision(rows: Sequence[Result], precision: str) -> tuple[Text, Text]:
     measured = [r for r in rows if r.precision == precision and r.verdict in COMPARED and r.level != "generation"]
     plain = [r for r in measured if r.attention == "eager" and r.experts in (None, "eager") and r.level != "cache"]
-    worst = max((r.ratio for r in measured), default=None)
+    worst = max((r.ratio for r in measured if r.verdict != "known"), default=None)
     bits = f"{sum(r.bits_equal for r in plain) / len(plain):.0%}" if plain else "–"
     return Text("–" if worst is None else f"{worst:.0e}", "bold red" if worst and worst > 1 else ""), Text(bits)
 
