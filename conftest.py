@@ -18,7 +18,7 @@ install_import_hook("reference_impl", "beartype.beartype")
 
 from parity_tests.families import FAMILIES  # noqa: E402
 from parity_tests.harness import report  # noqa: E402
-from parity_tests.harness.points import PRECISIONS, Options, cases, deviation_cases, points  # noqa: E402
+from parity_tests.harness.points import PRECISIONS, Options, cases, deviation_cases, points, usual  # noqa: E402
 from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
 
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
+    config.addinivalue_line("markers", "half_precision_once: the same, for half precision alone")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")
 
@@ -78,7 +79,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
         if metafunc.definition.get_closest_marker("one_backend"):
-            found = [case for case in found if case.backend == case.record.usual_backend(case.precision) or case.trained]
+            found = [case for case in found if usual(case)]
+        if metafunc.definition.get_closest_marker("half_precision_once"):
+            found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
         if metafunc.definition.get_closest_marker("trained"):
             found = [case for case in found if case.trained]
         metafunc.parametrize("case", found, ids=map(str, found))

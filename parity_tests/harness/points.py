@@ -10,7 +10,7 @@ from typing import Any
 from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
-from parity_tests.harness.record import Backend, Deviation
+from parity_tests.harness.record import Backend, Deviation, Family
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
@@ -61,7 +61,7 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
                 Case(family.name, variant, precision, backend, options.device)
                 for variant in family.variants
                 for precision in chosen
-                for backend in family.backends
+                for backend in backends_of(family, variant)
                 if options.takes(backend) and precision in backend.precisions
             ]
     for path in trained_checkpoints(options):
@@ -74,6 +74,24 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
             for backend in backends
         ]
     return found
+
+
+DEEP = 10
+"""A variant of more layers than this shows their order, and a backend shows nothing there that it does not elsewhere."""
+
+
+def backends_of(family: Family, variant: str) -> tuple[Backend, ...]:
+    """The backends that a variant is compared with: all, or the first for a deep one."""
+    config = parse_config(family.variants[variant], "hf")[1]
+    return family.backends[:1] if vars(config)["n_layers"] > DEEP else family.backends
+
+
+def usual(case: Case) -> bool:
+    """Whether this is the backend that its precision is usually run with; of a trained model, any that was asked for."""
+    if case.trained:
+        return True
+    backends = [b for b in backends_of(case.record, case.variant) if case.precision in b.precisions]
+    return case.backend == backends[0 if case.precision == "f64" else -1]
 
 
 @cache

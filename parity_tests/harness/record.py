@@ -186,11 +186,6 @@ class Family:
     backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
     known: tuple[Known, ...] = ()
 
-    def usual_backend(self, precision: str) -> Backend:
-        """The first for the lens, the last for the precisions in which people run: it is what runs by default."""
-        fitting = [backend for backend in self.backends if precision in backend.precisions]
-        return fitting[0 if precision == "f64" else -1]
-
     def units_of(self, config: Any) -> list[Unit]:
         """Every unit of a model with this config, in the order in which they run."""
         inside = [i for i, unit in enumerate(self.units) if "{layer}" in unit.name]
