@@ -112,11 +112,14 @@ def _number(x: float) -> str:
     return f"{x:.5g}"
 
 
+def _how_well(error: float) -> str:
+    return f"to {error:.0e}" if error else "exactly"
+
+
 def failure(run: Run, difference: Difference, again: str) -> str:
     """The few lines that say what differs first, by how much, why perhaps, and how to see it again."""
     case, outcome = run.case, difference.outcome
-    alone = difference.input_error is not None
-    given = f"input agrees to {difference.input_error:.0e}, " if alone else ""
+    given = "" if difference.input_error is None else f"input agrees {_how_well(difference.input_error)}, "
     lines = [
         case.setting,
         f"  first difference   {difference.site}   {given}"
@@ -140,7 +143,7 @@ def _explanation(run: Run, difference: Difference) -> str:
     if found is None:
         return f"none of the {len(run.case.record.deviations)} deviations that {run.case.family} lists"
     deviation, error = found
-    return f'"{deviation.name}" — with it the reference agrees to {error:.0e}'
+    return f'"{deviation.name}" — with it the reference agrees {_how_well(error)}'
 
 
 def _footer(case: Case, again: str) -> list[str]:
