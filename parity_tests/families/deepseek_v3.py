@@ -10,7 +10,7 @@ from torch import Tensor
 from fixtures import deepseek_v3 as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as mistakes
-from parity_tests.families.units import NO_PROBABILITIES, attention_input, decoder_units, hidden, norm, only_hidden
+from parity_tests.families.units import NO_PROBABILITIES, attention_input, block, decoder_units, hidden
 from parity_tests.harness import hf
 from parity_tests.harness.compare import dense
 from parity_tests.harness.record import Backend, Call, Family, Known, Site, Unit
@@ -56,15 +56,8 @@ def n_experts(call: Call) -> int:
 
 
 ATTENTION = (
-    Unit(
-        name="layers.{layer}.attn.q_norm",
-        hf="model.layers.{layer}.self_attn.q_a_layernorm",
-        level="block",
-        feed=only_hidden,
-        where=has_q_latent,
-        sites=(Site("", "b s r", lambda c: c.tensor),),
-    ),
-    norm("layers.{layer}.attn.kv_norm", "model.layers.{layer}.self_attn.kv_a_layernorm"),
+    block("layers.{layer}.attn.q_norm", "model.layers.{layer}.self_attn.q_a_layernorm", where=has_q_latent),
+    block("layers.{layer}.attn.kv_norm", "model.layers.{layer}.self_attn.kv_a_layernorm"),
     Unit(
         name="layers.{layer}.attn",
         hf="model.layers.{layer}.self_attn",
@@ -101,21 +94,8 @@ MIXTURE = (
         where=is_sparse,
         sites=(Site("", "n d", lambda c: c.tensor, absent=NOT_A_MODULE),),
     ),
-    Unit(
-        name="layers.{layer}.ffn.shared",
-        hf="model.layers.{layer}.mlp.shared_experts",
-        level="block",
-        feed=only_hidden,
-        where=is_sparse,
-        sites=(Site("", "b s d", lambda c: c.tensor),),
-    ),
-    Unit(
-        name="layers.{layer}.ffn",
-        hf="model.layers.{layer}.mlp",
-        level="block",
-        feed=only_hidden,
-        sites=(Site("", "b s d", lambda c: c.tensor),),
-    ),
+    block("layers.{layer}.ffn.shared", "model.layers.{layer}.mlp.shared_experts", where=is_sparse),
+    block("layers.{layer}.ffn", "model.layers.{layer}.mlp"),
 )
 
 
@@ -125,9 +105,9 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     units=decoder_units(
         inside=(
-            norm("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
+            block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
             *ATTENTION,
-            norm("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
+            block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
             *MIXTURE,
         )
     ),

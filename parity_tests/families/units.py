@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity_tests.harness.record import Call, Site, Unit
+from parity_tests.harness.record import Call, Site, Unit, everywhere
 from reference_impl.cache import LayerCache
 
 NO_PROBABILITIES = "this attention returns no probabilities"
@@ -47,21 +47,19 @@ def attention_input(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
     return hidden(call), tables(call, seen), seen["mask"] if mask is None else mask, LayerCache()
 
 
-def norm(name: str, hf: str) -> Unit:
-    """A normalisation layer."""
-    return Unit(name=name, hf=hf, level="block", feed=only_hidden, sites=(Site("", "b s d", lambda c: c.tensor),))
+def block(name: str, hf: str, axes: str = "b s d", where: Callable[[Any, int], bool] = everywhere) -> Unit:
+    """A block of one input and one output: a norm, a projection, a feed-forward network."""
+    return Unit(name=name, hf=hf, level="block", feed=only_hidden, where=where, sites=(_output(axes),))
+
+
+def _output(axes: str) -> Site:
+    return Site("", axes, lambda c: c.tensor)
 
 
 def decoder_units(*, inside: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """The trunk that Llama shares with its relatives; `inside`: the units of a layer."""
     return (
-        Unit(
-            name="embed",
-            hf="model.embed_tokens",
-            level="block",
-            feed=only_hidden,
-            sites=(Site("", "b s d", lambda c: c.tensor),),
-        ),
+        block("embed", "model.embed_tokens"),
         Unit(
             name="rope",
             hf="model.rotary_emb",
@@ -84,16 +82,10 @@ def decoder_units(*, inside: tuple[Unit, ...]) -> tuple[Unit, ...]:
             hf="model.layers.{layer}",
             level="layer",
             feed=attention_input,
-            sites=(Site("", "b s d", lambda c: c.tensor),),
+            sites=(_output("b s d"),),
         ),
-        norm("norm", "model.norm"),
-        Unit(
-            name="lm_head",
-            hf="lm_head",
-            level="block",
-            feed=only_hidden,
-            sites=(Site("", "b s v", lambda c: c.tensor),),
-        ),
+        block("norm", "model.norm"),
+        block("lm_head", "lm_head", axes="b s v"),
         Unit(name="", hf="", label="logits", level="model", sites=(Site("", "b s v", lambda c: c.output["logits"]),)),
     )
 
@@ -107,19 +99,13 @@ LLAMA_ATTENTION = Unit(
         Site("keys", "b g t e", lambda c: c.cached and c.cached[0]),
         Site("values", "b g t e", lambda c: c.cached and c.cached[1]),
         Site("probs", "b h s t", lambda c: c.output[1], absent=NO_PROBABILITIES),
-        Site("", "b s d", lambda c: c.tensor),
+        _output("b s d"),
     ),
 )
 
 LLAMA_LAYER = (
-    norm("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
+    block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
     LLAMA_ATTENTION,
-    norm("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
-    Unit(
-        name="layers.{layer}.ffn",
-        hf="model.layers.{layer}.mlp",
-        level="block",
-        feed=only_hidden,
-        sites=(Site("", "b s d", lambda c: c.tensor),),
-    ),
+    block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
+    block("layers.{layer}.ffn", "model.layers.{layer}.mlp"),
 )

@@ -96,7 +96,7 @@ def test_spoilt_note_is_no_proof(cache: Path, note: str) -> None:
     assert real.path_of("tiny") == path
     path.write_bytes(b"")
     path.with_name("model.gguf.verified").write_text(note)
-    with pytest.raises(FetchError, match="was removed"):
+    with pytest.raises(FetchError, match="move it away"):
         real.path_of("tiny")
 
 
