@@ -113,8 +113,8 @@ FAMILY = Family(
     ),
     backends=(
         Backend("eager", "eager"),
-        Backend("sdpa", "eager", ("f64",)),
-        Backend("eager", "batched_mm", ("f64", "f32")),
+        Backend("sdpa", "eager", ("f64",), variants=("yarn", "no-q-lora", "half-rope", "biased")),
+        Backend("eager", "batched_mm", ("f64", "f32"), variants=("no-renorm", "shared-2", "negative-bias")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
     known=(

@@ -81,9 +81,10 @@ DEEP = 10
 
 
 def backends_of(family: Family, variant: str) -> tuple[Backend, ...]:
-    """The backends that a variant is compared with: all, or the first for a deep one."""
+    """The backends that a variant is compared with, which for a deep one is the first alone."""
     config = parse_config(family.variants[variant], "hf")[1]
-    return family.backends[:1] if vars(config)["n_layers"] > DEEP else family.backends
+    fitting = tuple(backend for backend in family.backends if backend.serves(variant))
+    return fitting[:1] if vars(config)["n_layers"] > DEEP else fitting
 
 
 def usual(case: Case) -> bool:

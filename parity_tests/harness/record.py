@@ -162,13 +162,18 @@ class Known:
 
 @dataclass(frozen=True)
 class Backend:
-    """How transformers computes: its attention, and its experts where a family has some; and in which precisions that is
-    compared, for there is more in the product of all than its parts say.
+    """How transformers computes: its attention, and its experts where a family has some; and in which precisions and
+    variants that is compared, for the product of all says no more than its parts.
     """
 
     attention: str
     experts: str = ""
     precisions: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
+    variants: tuple[str, ...] = ("*",)
+
+    def serves(self, variant: str) -> bool:
+        """Whether it is compared in a variant."""
+        return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def __str__(self) -> str:
         return f"{self.attention}.{self.experts}" if self.experts else self.attention
