@@ -5,25 +5,20 @@ Shape checking of the reference is switched on here, before anything imports it.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jaxtyping import install_import_hook
 
 install_import_hook("reference_impl", "beartype.beartype")
 
 from parity_tests.families import FAMILIES  # noqa: E402
-from parity_tests.harness import report  # noqa: E402
+from parity_tests.harness import numerics, report  # noqa: E402
 from parity_tests.harness.points import PRECISIONS, Options, cases, deviation_cases, points, usual  # noqa: E402
 from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
-
-WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-CORES = max(1, (os.cpu_count() or 1) // WORKERS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +48,7 @@ def options_of(config: pytest.Config) -> Options:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    numerics.pin(config.option.device)
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
@@ -100,8 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tiny models on one core: handing their work to a second costs more than it saves, and much more on a busy machine."""
-    torch.set_num_threads(CORES if trained_case(item) else 1)
+    numerics.share(numerics.CORES if trained_case(item) else 1)
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+
+import pytest
 
 from parity_tests.harness import ours
 from parity_tests.harness.caches import compare_schedule, explain_schedule
@@ -11,9 +14,16 @@ from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.run import Run, Traced, compare, explain
 from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours
+from parity_tests.harness.shapes import unchecked
 
 LIVE = 1e6 * BAR
 """What a deviation must at least change, relative to the largest logit: a hundred times what float32 rounding does."""
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_checked_elsewhere() -> Iterator[None]:
+    with unchecked():
+        yield
 
 
 def deviated(run: Run, deviation: Deviation) -> Run:

@@ -242,11 +242,11 @@ def compare(case: Case) -> Run:
 def explain(run: Run, difference: Difference) -> tuple[Deviation, float] | None:
     """The deviation with which the reference would agree at this site, and how well; None when no known one does.
 
-    Tried in float64 only, where agreement cannot be an accident of rounding.
+    Tried in float64 only, where agreement cannot be an accident of rounding; those of this site first.
     """
     if not run.lens:
         return None
-    for deviation in run.case.record.deviations:
+    for deviation in sorted(run.case.record.deviations, key=lambda deviation: deviation.site != difference.kind):
         error = _agrees_with(run, difference, deviation)
         if error is not None:
             return deviation, error
