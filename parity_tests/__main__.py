@@ -24,7 +24,7 @@ def _jobs() -> list[str]:
 
 def parity(arguments: Sequence[str]) -> int:
     """The main job: every family against the installed transformers, and what trained checkpoints there are."""
-    return pytest.main(["-q", "--no-header", "-p", "no:logging", *_jobs(), "--trained", *REPORT, *COMPARISONS, *arguments])
+    return pytest.main(["-q", "--no-header", *_jobs(), "--trained", *REPORT, *COMPARISONS, *arguments])
 
 
 def gpu(arguments: Sequence[str]) -> int:
