@@ -6,11 +6,30 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from reference_impl.cache import KVCache
+from reference_impl.cache import KVCache, LayerCache
 from reference_impl.mask import causal_mask, padding_mask
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig, RotaryEmbedding
 from reference_impl.site import Site
+
+
+class PreNormLayer(nn.Module):
+    """z = x + Attention(RMSNorm(x)); y = z + FFN(RMSNorm(z)). A family says which attention and which network."""
+
+    attn_norm: nn.Module
+    attn: nn.Module
+    ffn_norm: nn.Module
+    ffn: nn.Module
+
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        rope: tuple[Float[Tensor, "#b s p"], Float[Tensor, "#b s p"]],
+        visible: Bool[Tensor, "#b 1 s t"],
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        z = x + self.attn(self.attn_norm(x), rope, visible, cache)
+        return z + self.ffn(self.ffn_norm(z))
 
 
 class Decoder(nn.Module):

@@ -2,11 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
-
-from reference_impl.cache import LayerCache
-from reference_impl.decoder import Decoder
+from reference_impl.decoder import Decoder, PreNormLayer
 from reference_impl.ffn import GatedFFN
 from reference_impl.mla import MLA
 from reference_impl.moe import DeepSeekMoE, Experts, GroupedRouter
@@ -45,7 +41,7 @@ class DeepseekV3Config:
     tied_head: bool
 
 
-class DeepseekV3Layer(nn.Module):
+class DeepseekV3Layer(PreNormLayer):
     """z = x + MLA(RMSNorm(x)); y = z + DeepSeekMoE(RMSNorm(z)), or GatedFFN in the first layers."""
 
     def __init__(self, config: DeepseekV3Config, layer: int):
@@ -66,16 +62,6 @@ class DeepseekV3Layer(nn.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         dense = layer < config.n_dense_layers
         self.ffn = _gated(config, config.d_ff) if dense else _mixture(config)
-
-    def forward(
-        self,
-        x: Float[Tensor, "b s d"],
-        rope: tuple[Float[Tensor, "#b s p"], Float[Tensor, "#b s p"]],
-        visible: Bool[Tensor, "#b 1 s t"],
-        cache: LayerCache | None = None,
-    ) -> Float[Tensor, "b s d"]:
-        z = x + self.attn(self.attn_norm(x), rope, visible, cache)
-        return z + self.ffn(self.ffn_norm(z))
 
 
 def _gated(config: DeepseekV3Config, d_ff: int) -> GatedFFN:

@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
-
 from reference_impl.attention import Attention
-from reference_impl.cache import LayerCache
-from reference_impl.decoder import Decoder
+from reference_impl.decoder import Decoder, PreNormLayer
 from reference_impl.ffn import GatedFFN
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig
@@ -33,7 +29,7 @@ class LlamaConfig:
     tied_head: bool
 
 
-class LlamaLayer(nn.Module):
+class LlamaLayer(PreNormLayer):
     """z = x + LlamaAttention(RMSNorm(x)); y = z + GatedFFN(RMSNorm(z))."""
 
     def __init__(self, config: LlamaConfig):
@@ -52,16 +48,6 @@ class LlamaLayer(nn.Module):
         self.ffn = GatedFFN(
             d_model=config.d_model, d_ff=config.d_ff, bias=config.mlp_bias, activation=config.activation
         )
-
-    def forward(
-        self,
-        x: Float[Tensor, "b s d"],
-        rope: tuple[Float[Tensor, "#b s p"], Float[Tensor, "#b s p"]],
-        visible: Bool[Tensor, "#b 1 s t"],
-        cache: LayerCache | None = None,
-    ) -> Float[Tensor, "b s d"]:
-        z = x + self.attn(self.attn_norm(x), rope, visible, cache)
-        return z + self.ffn(self.ffn_norm(z))
 
 
 class LlamaModel(Decoder):
