@@ -16,7 +16,7 @@ install_import_hook("reference_impl", "beartype.beartype")
 
 from parity_tests.families import FAMILIES  # noqa: E402
 from parity_tests.harness import numerics, report  # noqa: E402
-from parity_tests.harness.points import PRECISIONS, Options, cases, deviation_cases, points, usual  # noqa: E402
+from parity_tests.harness.points import PRECISIONS, Options, cases, config_of, deviation_cases, points, usual  # noqa: E402
 from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
 
@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
     config.addinivalue_line("markers", "half_precision_once: the same, for half precision alone")
+    config.addinivalue_line("markers", "causal: only where the model reads token by token")
+    config.addinivalue_line("markers", "rows(id, ...): the rows of the seeds that a test shows, beside those of a family's record")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")
 
@@ -80,7 +82,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
         if metafunc.definition.get_closest_marker("trained"):
             found = [case for case in found if case.trained]
-        metafunc.parametrize("case", found, ids=map(str, found))
+        if metafunc.definition.get_closest_marker("causal"):
+            found = [case for case in found if case.record.reads(config_of(case)).causal]
+        if "kind" in metafunc.fixturenames:
+            pairs = [(case, kind) for case in found for kind in case.record.caches]
+            metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
+        else:
+            metafunc.parametrize("case", found, ids=map(str, found))
 
 
 def trained_case(item: pytest.Item) -> str:

@@ -7,10 +7,9 @@ from parity_tests.harness.caches import compare_schedule, explain_schedule, thei
 from parity_tests.harness.case import Case
 from parity_tests.harness.recorder import Recorder
 
-pytestmark = [pytest.mark.level("cache"), pytest.mark.half_precision_once]
+pytestmark = [pytest.mark.level("cache"), pytest.mark.half_precision_once, pytest.mark.causal]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("schedule", ["steps", "chunks"])
 def test_cache(case: Case, schedule: str, kind: str, recorder: Recorder) -> None:
     site, static = f"{kind}.{schedule}", kind == "static"

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from parity_tests.harness import ours
 from parity_tests.harness.caches import compare_schedule, explain_schedule
-from parity_tests.harness.case import Case, reference
+from parity_tests.harness.case import Case, cache_batches, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.run import Run, Traced, compare, explain
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours
+from parity_tests.harness.schedules import SCHEDULES, read_ours
 from parity_tests.harness.shapes import unchecked
 
 LIVE = 1e6 * BAR
@@ -47,11 +48,12 @@ def test_live(case: Case, deviation: Deviation) -> None:
     wrong = deviation.of(model)
     batches, steps = [traced.batch for traced in compare(case).traces], None
     if deviation.site == "cache":
-        batches, steps = cache_batches(model.config.vocab_size, case.device), SCHEDULES["steps"]
+        batches, steps = cache_batches(case), SCHEDULES["steps"]
     changes = []
     for batch in batches:
-        sizes = steps or (batch.ids.shape[1],)
-        before, after = (read_ours(side, batch, sizes)[0][batch.keep] for side in (model, wrong))
+        with torch.no_grad():
+            outputs = [read_ours(m, batch, steps)[0] if steps else ours.read(m, batch.inputs) for m in (model, wrong)]
+        before, after = map(batch.kept, outputs)
         changes.append(largest_relative(after, before))
     assert max(changes) > LIVE, f"{deviation.name!r} moves no logit by more than {max(changes):.1e}: the fixture is blind"
 
@@ -74,7 +76,7 @@ def test_explained(case: Case, deviation: Deviation) -> None:
     run = compare(case)
     if deviation.site == "cache":
         wrong_model = deviation.of(run.model)
-        batches = cache_batches(run.model.config.vocab_size, case.device)
+        batches = cache_batches(case)
         theirs = [read_ours(wrong_model, batch, SCHEDULES["steps"])[0] for batch in batches]
         found = explain_schedule(run, "steps", theirs)
         assert found is not None, "nothing explains it"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from parity_tests.harness.batches import padded, tokens
-from parity_tests.harness.case import Case, reference
+from parity_tests.harness.batches import Batch, Pads, rows_of
+from parity_tests.harness.case import Case, reads
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
 
-pytestmark = [pytest.mark.level("generation"), pytest.mark.precisions("f64", "f32"), pytest.mark.one_backend]
+pytestmark = [
+    pytest.mark.level("generation"),
+    pytest.mark.precisions("f64", "f32"),
+    pytest.mark.one_backend,
+    pytest.mark.causal,
+]
 
 
 def n_new(case: Case) -> int:
@@ -20,8 +24,14 @@ def n_new(case: Case) -> int:
     return 8 if case.trained else 24
 
 
-def prompt(case: Case, name: str, shape: tuple[int, int]) -> Tensor:
-    return tokens(name, shape, reference(case).config.vocab_size).to(case.device)
+def prompt(case: Case, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
+    return reads(case).prompt(name, shape, pads).to(case.device)
+
+
+def alone(batch: Batch, row: int, left: int) -> Batch:
+    """One row of a batch, without its padding."""
+    found = rows_of(batch, slice(row, row + 1), slice(left, None))
+    return Batch(name=batch.name, inputs={name: x for name, x in found.inputs.items() if name not in ("real", "source_real")})
 
 
 def test_greedy(case: Case, recorder: Recorder) -> None:
@@ -32,22 +42,22 @@ def test_greedy(case: Case, recorder: Recorder) -> None:
 
 def test_left_padded_rows_equal_the_rows_alone(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "left-padded")
-    ids = prompt(case, "left-padded", (3, 8))
     pads = [(0, 0), (2, 0), (5, 0)]
-    theirs, mine = generate_both(case, ids, n_new(case), real=padded(ids, pads).to(case.device))
-    rows = [generate_both(case, ids[i : i + 1, left:], n_new(case)) for i, (left, _) in enumerate(pads)]
-    their_alone, alone = (torch.cat(side) for side in zip(*rows, strict=True))
+    whole = prompt(case, "left-padded", (3, 8), pads)
+    theirs, mine = generate_both(case, whole, n_new(case))
+    rows = [generate_both(case, alone(whole, i, left), n_new(case)) for i, (left, _) in enumerate(pads)]
+    their_alone, mine_alone = (torch.cat(side) for side in zip(*rows, strict=True))
     recorder.check(case, "left-padded", under_lens(theirs, mine))
-    recorder.check(case, "left-padded.alone", under_lens(their_alone, alone))
+    recorder.check(case, "left-padded.alone", under_lens(their_alone, mine_alone))
     recorder.check(case, "left-padded.equals-alone", under_lens(theirs, their_alone))
 
 
 def test_stops_at_eos(case: Case, recorder: Recorder) -> None:
     """An end of sequence inside the batch: that row is filled up, the others go on, and all stop when all have ended."""
     recorder.run(case, "accumulated", "eos")
-    ids = prompt(case, "eos", (2, 9))
-    _, free = generate_both(case, ids, n_new(case))
+    two = prompt(case, "eos", (2, 9))
+    _, free = generate_both(case, two, n_new(case))
     eos = int(free[0, 5])  # so that the first row ends after six tokens at the latest
-    theirs, mine = generate_both(case, ids, n_new(case), eos=eos)
+    theirs, mine = generate_both(case, two, n_new(case), eos=eos)
     assert (mine[0, 6:] == eos).all()
     recorder.check(case, "eos", under_lens(theirs, mine))

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from parity_tests.families.deepseek_v3 import FAMILY
-from parity_tests.harness.batches import Batch, tokens
-from parity_tests.harness.case import Case, reference
+from parity_tests.harness.batches import from_ids, tokens
+from parity_tests.harness.case import Case, reads, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Backend
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours
+from parity_tests.harness.schedules import SCHEDULES, read_ours
 from reference_impl.models.deepseek_v3 import DeepseekV3Model
 
 LENGTHS = (1, 2, 3, 17, 64, 131, 300)
@@ -30,9 +30,9 @@ def both(variant: str) -> tuple[DeepseekV3Model, Any]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_absorbed_equals_expanded_over_a_cache(variant: str, schedule: str) -> None:
     expanded, absorbed = both(variant)
-    for batch in cache_batches(expanded.config.vocab_size, "cpu"):
+    for batch in reads(Case("deepseek_v3", variant, "f64", Backend(""))).cached():
         (a, cache), (b, latents) = (read_ours(model, batch, SCHEDULES[schedule]) for model in (expanded, absorbed))
-        assert largest_relative(b[batch.keep], a[batch.keep]) < BAR
+        assert largest_relative(batch.kept(b), batch.kept(a)) < BAR
         for held, other in zip(cache.layers, latents.layers, strict=True):
             assert all(largest_relative(y, x) < BAR for x, y in zip(held.held(), other.held(), strict=True))
 
@@ -41,7 +41,7 @@ def test_absorbed_equals_expanded_over_a_cache(variant: str, schedule: str) -> N
 def test_absorbed_equals_expanded_at_every_length(length: int) -> None:
     expanded, absorbed = both("yarn")
     ids = tokens("absorbed", (1, length), expanded.config.vocab_size)
-    last = Batch(name="absorbed", ids=ids)
+    last = from_ids("absorbed", ids)
     whole, steps = (length,), (max(length - 1, 1), *([1] if length > 1 else []))
     for sizes in (whole, steps):
         a, b = (read_ours(model, last, sizes)[0] for model in (expanded, absorbed))
@@ -51,7 +51,7 @@ def test_absorbed_equals_expanded_at_every_length(length: int) -> None:
 def test_the_cache_holds_576_numbers_a_token_at_the_published_size() -> None:
     expanded, _ = both("base")
     config = expanded.config
-    _, cache = read_ours(expanded, Batch(name="one", ids=torch.zeros(1, 1, dtype=torch.long)), (1,))
+    _, cache = read_ours(expanded, from_ids("one", torch.zeros(1, 1, dtype=torch.long)), (1,))
     latent, rope_key = cache.layers[0].held()
     assert latent.shape == (1, 1, 1, config.kv_lora_rank)
     assert rope_key.shape == (1, 1, 1, config.d_rope)

@@ -8,6 +8,7 @@ import torch
 import weight_mapping
 from fixtures import real
 from parity_tests.harness import hf
+from parity_tests.harness.batches import from_ids
 from parity_tests.harness.case import Case, reference, twin
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.greedy import generate_both
@@ -33,7 +34,7 @@ N_NEW = 32
 def test_continuation(case: Case, prompt: str, recorder: Recorder) -> None:
     run = recorder.run(case, "accumulated", f"continuation.{prompt}")
     ids = torch.tensor([PROMPTS[prompt]], device=case.device) % run.model.config.vocab_size
-    theirs, mine = generate_both(case, ids, N_NEW)
+    theirs, mine = generate_both(case, from_ids(prompt, ids), N_NEW)
     recorder.check(case, f"continuation.{prompt}", under_lens(theirs, mine))
 
 
@@ -47,7 +48,7 @@ def test_knows_the_capital_of_france(case: Case) -> None:
     ids = torch.tensor([PROMPTS["capital"]], device=case.device)
     with torch.no_grad():
         mine = reference(case)(ids)[0, -1].softmax(-1)
-    theirs = hf.run(twin(case), case.precision, ids).logits[0, -1].softmax(-1)
+    theirs = hf.run(twin(case), case.precision, {"ids": ids}).logits[0, -1].softmax(-1)
     for probability in (mine, theirs):
         assert int(probability.argmax()) == PARIS
         assert float(probability[PARIS]) == pytest.approx(0.773, abs=0.001)

@@ -1,10 +1,10 @@
 """Greedy decoding with a cache. Seed 2, 3.1: one token at a time, each read once."""
 
+from inspect import signature
+
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
-
-from reference_impl.decoder import Decoder
+from torch import Tensor, nn
 
 
 def positions_of(real: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
@@ -14,25 +14,32 @@ def positions_of(real: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 
 @torch.no_grad()
 def generate_greedy(
-    model: Decoder, ids: Int[Tensor, "b s"], n_new: int, *, real: Bool[Tensor, "b s"] | None = None, eos: tuple[int, ...] = ()
+    model: nn.Module,
+    ids: Int[Tensor, "b s"],
+    *,
+    n_new: int,
+    real: Bool[Tensor, "b s"] | None = None,
+    eos: tuple[int, ...] = (),
+    **beside: Tensor,
 ) -> Int[Tensor, "b n"]:
     """The `n_new` most likely tokens after `ids`, one by one.
 
     real: False for padding on the left. eos: a row that produced one of these goes on with the first of them, and
-    decoding stops when every row has.
+    decoding stops when every row has. beside: what the model reads besides, as a source or a memory, at every step alike.
     """
-    real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+    placed = "positions" in signature(model.forward).parameters  # a model may number its tokens by itself
     cache, out, step = model.new_cache(), [], ids
     done = torch.zeros(len(ids), 1, dtype=torch.bool, device=ids.device)
     for _ in range(n_new):
-        positions = positions_of(real)[:, -step.shape[1] :]
-        logits = model(step, positions=positions, real=real, cache=cache)  # as (b, s, v)
+        if real is not None:
+            beside |= {"real": real} | ({"positions": positions_of(real)[:, -step.shape[1] :]} if placed else {})
+        logits = model(step, **beside, cache=cache)  # as (b, s, v)
         step = logits[:, -1].argmax(-1, keepdim=True)  # as (b, 1)
         if eos:
             step = step.masked_fill(done, eos[0])
             done |= torch.isin(step, torch.tensor(eos, device=ids.device))
         out.append(step)
-        real = torch.cat([real, torch.ones_like(done)], -1)
+        real = None if real is None else torch.cat([real, torch.ones_like(done)], -1)
         if eos and done.all():
             break
     return torch.cat(out, -1)

@@ -7,6 +7,28 @@ from torch import Tensor, nn
 from reference_impl.precision import widen
 
 
+class LayerNorm(nn.Module):
+    """LayerNorm(x) = (x - Mean(x)) * rsqrt(Var(x) + eps) * weight + bias, over the last axis.
+
+    Seed 1, "LayerNorm / RMSNorm"; Ba et al. 2016.
+    """
+
+    def __init__(self, width: int, eps: float, *, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        wide = widen(x)  # a difference of large numbers, squared: half precision would lose it
+        centred = wide - wide.mean(-1, keepdim=True)
+        variance = (centred * centred).mean(-1, keepdim=True)  # as (*batch, 1); divided by d, not by d - 1
+        y = centred * torch.rsqrt(variance + self.eps) * widen(self.weight)
+        if self.bias is not None:
+            y = y + widen(self.bias)
+        return y.to(x.dtype)  # back at the end: weight and bias are applied before rounding
+
+
 class RMSNorm(nn.Module):
     """RMSNorm(x) = x * rsqrt(Mean(x^2) + eps) * weight, over the last axis. The same as T5LayerNorm.
 

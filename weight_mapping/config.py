@@ -104,7 +104,8 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     """
     layout = family.layouts["hf"]
     values = _fields_of(config)
-    out: dict[str, Value] = {"architectures": [family.architecture], "model_type": layout.names[0]}
+    architecture = family.architecture if isinstance(family.architecture, str) else family.architecture(config)
+    out: dict[str, Value] = {"architectures": [architecture], "model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
     for key, entry in _first_keys(layout).items():
         group, _, part = key.rpartition(".")
@@ -112,9 +113,11 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
         if value is not None or entry.kind.null:
             (scaling if group else out)[part] = None if value is None else entry.kind.write(value)
     out |= {key: of(config) for key, of in layout.implied.items()}
-    # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it
-    scaled = values["rope.type"] != "default"
-    out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
+    if family.rope_width is not None:
+        # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it
+        scaled = values["rope.type"] != "default"
+        out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
+        out |= {key: scaling[key] for key in SCALINGS[values["rope.type"]].beside}
     out["torch_dtype"] = str(dtype).removeprefix("torch.")
     if parse_config(out, "hf")[1] != config:
         raise MappingError(f"config.json cannot say what {config} is")
@@ -187,29 +190,40 @@ def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
             said = {name: f"{spelled(name)} {json.dumps(value)}" for name, value in values.items()}
             raise MappingError(check.says.format(**said))
 
-    kind = given["rope.type"]
-    if kind not in SCALINGS:
-        raise MappingError(f"{spelled('rope.type')} {kind!r} is not supported yet; supported are {', '.join(SCALINGS)}")
-    scaling = SCALINGS[kind]
-    parts = [f"rope.{field.name}" for field in fields(scaling.make)]
-    for name in given:
-        if name.startswith("rope.") and name not in (*_ROPE, *parts):
-            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
-    _complete(given, parts, scaling.defaults, spelled)
-    values["rope"] = RopeConfig(
-        theta=given["rope.theta"],
-        width=given[family.rope_width],
-        pairing=given["rope.pairing"],
-        scaling=scaling.make(**{part.removeprefix("rope."): given[part] for part in parts}),
-    )
+    if family.rope_width is not None:
+        values["rope"] = _build_rope(given, given[family.rope_width], layout)
     return family.config(**values)
+
+
+def _build_rope(given: Fields, width: int, layout: Layout) -> RopeConfig:
+    spelled = layout.spelled
+    kind = given["rope.type"]
+    said = {entry.field for entry in layout.keys.values()}
+    supported = {name: scaling for name, scaling in SCALINGS.items() if said.issuperset(scaling.needed)}
+    if kind not in supported:
+        raise MappingError(f"{spelled('rope.type')} {kind!r} is not supported yet; supported are {', '.join(supported)}")
+    scaling = supported[kind]
+    for name in given:
+        if name.startswith("rope.") and name not in (*_ROPE, *scaling.parts):
+            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
+    _complete(given, list(scaling.parts), scaling.defaults, spelled)
+    for name in scaling.one_a_pair:
+        if len(given[name]) != width // 2:
+            raise MappingError(f"{spelled(name)} has {len(given[name])} numbers, and RoPE turns {width // 2} pairs")
+    return RopeConfig(
+        theta=given["rope.theta"],
+        width=width,
+        pairing=given["rope.pairing"],
+        scaling=scaling.make(**{part.removeprefix("rope."): given[part] for part in scaling.parts}),
+    )
 
 
 def _fields_of(config: ReferenceConfig) -> Fields:
     """The inverse of `_build`."""
     out: Fields = {field.name: getattr(config, field.name) for field in fields(config)}
-    rope = out.pop("rope")
-    assert isinstance(rope, RopeConfig)
+    rope = out.pop("rope", None)
+    if not isinstance(rope, RopeConfig):
+        return out
     out |= {f"rope.{field.name}": getattr(rope.scaling, field.name) for field in fields(rope.scaling)}
     kind = next(kind for kind, scaling in SCALINGS.items() if scaling.make is type(rope.scaling))
     return out | {"rope.theta": rope.theta, "rope.type": kind, "rope.pairing": rope.pairing}

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from reference_impl.decoder import Decoder
+from torch import nn
+
 from weight_mapping.container import Checkpoint, Value
 from weight_mapping.rules import Table
 
@@ -31,8 +32,8 @@ class Kind:
     """What the value of a key may be; `read` gives None for what it may not, and `write` is its inverse."""
 
     says: str
-    read: Callable[[Value], Value]
-    write: Callable[[Value], Value] = lambda value: value
+    read: Callable[[Value], Any]
+    write: Callable[[Any], Value] = lambda value: value
     absent: tuple[Value, ...] = (None,)
     """Values that are like no key."""
     null: bool = False
@@ -45,6 +46,12 @@ def _number(value: Value, least: float) -> float | None:
     return float(value) if least <= value <= sys.float_info.max else None
 
 
+def _numbers(value: Value) -> tuple[float, ...] | None:
+    numbers = [_number(each, sys.float_info.min) for each in value] if isinstance(value, list) else []
+    found = tuple(number for number in numbers if number is not None)
+    return found if found and len(found) == len(numbers) else None
+
+
 COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
 COUNT_OR_NULL = replace(COUNT, says="a whole number above 0 or null", absent=(), null=True)
 WHOLE = Kind("a whole number of 0 or more", lambda v: v if type(v) is int and v >= 0 else None)
@@ -52,6 +59,7 @@ POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
 AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
 FLAG = Kind("true or false", lambda v: v if type(v) is bool else None)
 TEXT = Kind("a string", lambda v: v if type(v) is str else None)
+NUMBERS = Kind("a list of numbers above 0", _numbers, list)  # a tuple in the config, which is frozen
 
 
 def given(kind: Kind) -> Kind:
@@ -102,12 +110,12 @@ class Layout(Generic[C]):
 class Family(Generic[C]):
     """A family of models: a file in `families/` that assigns one to FAMILY adds it."""
 
-    architecture: str
-    """The class that config.json names."""
+    architecture: str | Callable[[C], str]
+    """The class that config.json names, or what it is for a config."""
     config: type[C]
-    model: Callable[[C], Decoder]
-    rope_width: str
-    """The field that is the rotated width of a head."""
+    model: Callable[[C], nn.Module]
+    rope_width: str | None = None
+    """The field that is the rotated width of a head, in families whose config has a `rope`."""
     checks: tuple[Check, ...]
     layouts: Mapping[str, Layout[C]]
     """The configs of files: "hf", "gguf"."""

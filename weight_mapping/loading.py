@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reference_impl.decoder import Decoder
 from weight_mapping.checkpoint import open_checkpoint
 from weight_mapping.config import read_config
 from weight_mapping.container import Checkpoint
@@ -49,12 +48,12 @@ def plan_for(family: Family[C], config: C, layout: str, *, buffers: bool = True)
     return plan(family.tables[layout](config), parameters_of(_empty(family, config), buffers=buffers))
 
 
-def _empty(family: Family[C], config: C) -> Decoder:
+def _empty(family: Family[C], config: C) -> nn.Module:
     with torch.device("meta"):
         return family.model(config)
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
+def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
     """The reference's model with the weights and the config of the checkpoint at `path`, ready to evaluate.
 
     dtype: cast floats to it; without, each is what the file holds (GGUF: float32, see `GGUFFile`).

@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from reference_impl.decoder import Decoder
 from weight_mapping.config import is_harmless, render_config
 from weight_mapping.container import Value
 from weight_mapping.errors import MappingError
@@ -20,7 +19,7 @@ from weight_mapping.loading import family_of, parameters_of, plan_for
 
 
 def save(
-    model: Decoder,
+    model: nn.Module,
     path: str | Path,
     *,
     extra: Mapping[str, Value] | None = None,

@@ -13,7 +13,7 @@ from parity_tests.families import latent_deviations as mistakes
 from parity_tests.families.units import NO_PROBABILITIES, attention_input, block, decoder_units, hidden
 from parity_tests.harness import hf
 from parity_tests.harness.compare import dense
-from parity_tests.harness.record import Backend, Call, Family, Known, Site, Unit
+from parity_tests.harness.record import Arguments, Backend, Call, Family, Known, Site, Unit
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 ROUTER_SILENT = "the router does not say this here"
@@ -28,14 +28,14 @@ def is_sparse(config: Any, layer: int) -> bool:
     return layer >= config.n_dense_layers
 
 
-def tokens(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
+def tokens(call: Call, seen: Mapping[str, Tensor]) -> Arguments:
     """The router's input, a token a row."""
-    return (hidden(call).flatten(0, -2),)
+    return Arguments(hidden(call).flatten(0, -2))
 
 
-def routed(call: Call, seen: Mapping[str, Tensor]) -> tuple[Any, ...]:
+def routed(call: Call, seen: Mapping[str, Tensor]) -> Arguments:
     """The experts' input: hidden states, weights and choice."""
-    return hidden(call), call.argument(2, "top_k_weights"), call.argument(1, "top_k_index")
+    return Arguments(hidden(call), call.argument(2, "top_k_weights"), call.argument(1, "top_k_index"))
 
 
 def choice(call: Call) -> Tensor | None:

@@ -1,30 +1,63 @@
-"""The inputs of every comparison: token ids, which of them are real, and their positions. Deterministic, no RNG."""
+"""The inputs of every comparison, deterministic and without an RNG: what a kind of model reads."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fixtures.values import integers
 
+Pads = list[tuple[int, int]]
+"""How many padding tokens a row begins and ends with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """ids (b, s); real (b, s), False for padding; positions (b, s). None: not given to either side."""
+    """inputs: the reference's arguments by name. Token ids `ids` (b, s), their `positions` (b, s) and token `types` (b, s);
+    `real` (b, s), False for padding; an encoder's `source` (b, m) or output `memory` (b, m, d) with `source_real` or
+    `memory_real`; `images` (b, c, y, x). What is not there is given to neither side.
+    """
 
     name: str
-    ids: Tensor
-    real: Tensor | None = None
-    positions: Tensor | None = None
+    inputs: Mapping[str, Tensor]
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        """An input by its name; None when it is not given."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.inputs.get(name)
 
     @property
-    def keep(self) -> Tensor:
-        """(b, s): the tokens whose results are defined, and so compared."""
-        return torch.ones_like(self.ids, dtype=torch.bool) if self.real is None else self.real
+    def rows(self) -> int:
+        return len(next(iter(self.inputs.values())))
 
-    def to(self, device: str) -> "Batch":
-        real, positions = (None if x is None else x.to(device) for x in (self.real, self.positions))
-        return Batch(name=self.name, ids=self.ids.to(device), real=real, positions=positions)
+    @property
+    def length(self) -> int:
+        """Tokens read one by one."""
+        return self.inputs["ids"].shape[1]
+
+    @cached_property
+    def keep(self) -> dict[str, Tensor]:
+        """By axis, the tokens whose results are defined, and so compared: (b, s) and (b, m)."""
+        found = {}
+        for axis, real, tokens in (("s", "real", ("ids",)), ("m", "source_real", ("source",)), ("m", "memory_real", ("memory",))):
+            for name in tokens:
+                if name in self.inputs:
+                    everywhere = torch.ones(self.inputs[name].shape[:2], dtype=torch.bool, device=self.inputs[name].device)
+                    found[axis] = self.inputs.get(real, everywhere)
+        return found
+
+    def kept(self, x: Tensor) -> Tensor:
+        """The rows of real tokens of (b, s, ...)."""
+        return x[self.keep["s"]] if "s" in self.keep else x
+
+    def to(self, device: str) -> Batch:
+        return Batch(name=self.name, inputs={name: x.to(device) for name, x in self.inputs.items()})
 
 
 def tokens(name: str, shape: tuple[int, int], vocab_size: int) -> Tensor:
@@ -37,22 +70,98 @@ def positions_of(real: Tensor) -> Tensor:
     return (real.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def padded(ids: Tensor, pads: list[tuple[int, int]]) -> Tensor:
+def padded(ids: Tensor, pads: Pads) -> Tensor:
     """`real` (b, s) for rows that begin and end with so many padding tokens."""
     slot = torch.arange(ids.shape[1])
     return torch.stack([(slot >= left) & (slot < ids.shape[1] - right) for left, right in pads])
 
 
-def standard_batches(vocab_size: int) -> list[Batch]:
-    """No mask at all; rows padded nowhere, left, right and on both sides; positions that reach far; a long one."""
-    plain = tokens("plain", (2, 19), vocab_size)
-    mixed = tokens("padded", (4, 23), vocab_size)
-    real = padded(mixed, [(0, 0), (5, 0), (0, 7), (3, 4)])
-    strided = tokens("strided", (2, 17), vocab_size)
-    steps = torch.arange(17) * torch.tensor([[3], [11]])
-    return [
-        Batch(name="plain", ids=plain),
-        Batch(name="padded", ids=mixed, real=real, positions=positions_of(real)),
-        Batch(name="strided", ids=strided, real=torch.ones_like(strided, dtype=torch.bool), positions=steps),
-        Batch(name="long", ids=tokens("long", (1, 45), vocab_size)),
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What a model reads, and so what its batches hold.
+
+    causal: token by token, over a cache if one likes, so that it generates. padding: the sides that padding may be on.
+    positions: whether they can be given; reach: there are that many, where they come from a table. types: kinds of token,
+    0 for none. memory: width of the encoder's output that it attends to. source: vocabulary of the text that an encoder of
+    its own reads, and start: the token that its answer begins with.
+    """
+
+    vocab_size: int
+    causal: bool = True
+    padding: tuple[str, ...] = ("left", "right")
+    positions: bool = True
+    reach: int | None = None
+    types: int = 0
+    memory: int = 0
+    source: int = 0
+    start: int = 0
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def batch(self, name: str, shape: tuple[int, int], pads: Pads | None = None, positions: Tensor | None = None) -> Batch:
+        """Tokens (b, s), padded so, and whatever else this model reads beside them."""
+        ids = tokens(name, shape, self.vocab_size)
+        found = {"ids": ids}
+        if pads is not None:
+            found["real"] = padded(ids, pads)
+            positions = positions_of(found["real"]) if positions is None else positions
+        if self.positions and positions is not None:
+            found["positions"] = positions if self.reach is None else positions % self.reach
+        if self.types:
+            found["types"] = tokens(f"{name}.types", shape, self.types)
+        return Batch(name=name, inputs=found | self._beside(name, shape[0], pads is not None))
+
+    def _beside(self, name: str, rows: int, some_padded: bool) -> dict[str, Tensor]:
+        """The encoder's side: another length, padded elsewhere."""
+        found, length = {}, 13
+        if self.source:
+            found["source"] = tokens(f"{name}.source", (rows, length), self.source)
+        if self.memory:
+            found["memory"] = integers(f"memory.{name}", (rows, length, self.memory), 8) / 64
+        if some_padded and (self.source or self.memory):
+            pads = [(0, 4), (0, 0), (3, 0), (0, 9)][:rows]
+            real = padded(torch.zeros(rows, length), pads)
+            found["source_real" if self.source else "memory_real"] = real
+        return found
+
+    def _sides(self, pads: Pads) -> Pads:
+        """Those of the paddings that this model can have."""
+        return [(a if "left" in self.padding else 0, b if "right" in self.padding else 0) for a, b in pads]
+
+    def standard(self) -> list[Batch]:
+        """No mask at all; rows padded nowhere, left, right and on both sides; positions that reach far; a long one."""
+        steps = torch.arange(17) * torch.tensor([[3], [11]])
+        found = [self.batch("plain", (2, 19)), self.batch("long", (1, 45))]
+        if self.padding or self.source or self.memory:
+            found.insert(1, self.batch("padded", (4, 23), self._sides([(0, 0), (5, 0), (0, 7), (3, 4)])))
+        if self.positions:
+            found.insert(-1, self.batch("strided", (2, 17), [(0, 0), (0, 0)], steps))
+        return found
+
+    def cached(self) -> list[Batch]:
+        """Nineteen tokens, bare and padded on the left, short enough for every table that grows past a length."""
+        found = [self.batch("cache", (2, 19))]
+        if "left" in self.padding or self.source or self.memory:
+            found.append(self.batch("cache-left", (3, 19), self._sides([(0, 0), (4, 0), (9, 0)])))
+        return found
+
+    def prompt(self, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
+        """What a text is continued from; where there is a source, the text begins with `start`, and the pads are its own."""
+        if not self.source:
+            made = self.batch(name, shape, pads)
+            kept = {"ids", "real", "memory", "memory_real"}  # positions follow from what is real
+            return Batch(name=name, inputs={key: x for key, x in made.inputs.items() if key in kept})
+        source = tokens(f"{name}.source", shape, self.source)
+        real = {} if pads is None else {"source_real": padded(source, pads)}
+        return Batch(name=name, inputs={"ids": torch.full((shape[0], 1), self.start), "source": source, **real})
+
+
+def rows_of(batch: Batch, rows: slice, tokens: slice = slice(None)) -> Batch:
+    """Some rows of a batch, and of those some of the tokens: of the source where there is one."""
+    sliced = {"source", "source_real"} if "source" in batch.inputs else {"ids", "real", "positions", "types"}
+    inputs = {name: x[rows, tokens] if name in sliced else x[rows] for name, x in batch.inputs.items()}
+    return Batch(name=batch.name, inputs=inputs)
+
+
+def from_ids(name: str, ids: Tensor, **inputs: Any) -> Batch:
+    """A batch of these tokens."""
+    return Batch(name=name, inputs={"ids": ids, **inputs})

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Case, twin
+from parity_tests.harness.case import Case, cache_batches, twin
 from parity_tests.harness.compare import Outcome, absent, not_covered, refused, select, under_lens, within_budget, worse
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.run import Run
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_ours, read_theirs
+from parity_tests.harness.schedules import SCHEDULES, read_ours, read_theirs
 
 
 def _judge(run: Run, batch: Batch, axes: str, theirs: Tensor, mine: Tensor, oracle: Tensor) -> Outcome:
-    theirs, mine, oracle = (select(x, axes, batch.keep, batch.keep) for x in (theirs, mine, oracle))
+    theirs, mine, oracle = (select(x, axes, batch.keep) for x in (theirs, mine, oracle))
     return under_lens(theirs, mine) if run.lens else within_budget(theirs, mine, oracle)
 
 
@@ -36,7 +36,7 @@ def _theirs(case: Case, batch: Batch, schedule: str, static: bool) -> tuple[Tens
 
 def _logits(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
     """Of every token: against the other side over this schedule, and against one pass."""
-    for batch in cache_batches(run.model.config.vocab_size, run.case.device):
+    for batch in cache_batches(run.case):
         theirs, _ = _theirs(run.case, batch, schedule, static)
         mine, oracle = (_ours(model, batch, schedule)[0] for model in (run.model, run.oracle))
         yield _judge(run, batch, "b s v", theirs, mine, oracle)
@@ -51,7 +51,7 @@ def _logits(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
 
 def _held(run: Run, schedule: str) -> Iterator[Outcome]:
     """Keys and values, or what a family keeps instead, of every layer."""
-    for batch in cache_batches(run.model.config.vocab_size, run.case.device):
+    for batch in cache_batches(run.case):
         _, cache = _theirs(run.case, batch, schedule, static=False)
         mine, oracle = (_ours(model, batch, schedule)[1] for model in (run.model, run.oracle))
         for layer, (entry, true) in enumerate(zip(mine.layers, oracle.layers, strict=True)):
@@ -59,8 +59,10 @@ def _held(run: Run, schedule: str) -> Iterator[Outcome]:
             if held is None:
                 yield absent("transformers returned no cache")
                 continue
-            for value, ours, truth in zip(held, entry.held(), true.held(), strict=True):
-                yield _judge(run, batch, "b g t e", value, ours, truth)
+            for value, ours, truth, axes in zip(held, entry.held(), true.held(), run.case.record.holds, strict=False):
+                yield _judge(run, batch, axes, value, ours, truth)
+            if len(held) != len(entry.held()):
+                yield refused(f"transformers holds {len(held)} tensors of a layer, the reference {len(entry.held())}")
 
 
 def compare_schedule(run: Run, schedule: str, *, static: bool, held: bool = False) -> Outcome:
@@ -76,13 +78,13 @@ def compare_schedule(run: Run, schedule: str, *, static: bool, held: bool = Fals
 def their_logits(run: Run, schedule: str, *, static: bool) -> list[Tensor]:
     """transformers' logits over a schedule, batch by batch."""
     case = run.case
-    batches = cache_batches(run.model.config.vocab_size, case.device)
+    batches = cache_batches(case)
     return [read_theirs(twin(case), case.precision, b, SCHEDULES[schedule], static=static)[0] for b in batches]
 
 
 def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation | None:
     """The deviation with which the reference would agree with these logits over this schedule, as it does not without."""
-    batches = cache_batches(run.model.config.vocab_size, run.case.device)
+    batches = cache_batches(run.case)
 
     def agrees(model: Any) -> bool:
         mine = (read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches)

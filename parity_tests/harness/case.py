@@ -12,7 +12,7 @@ import weight_mapping
 from fixtures import tiny
 from parity_tests.families import FAMILIES
 from parity_tests.harness import hf
-from parity_tests.harness.batches import Batch, standard_batches
+from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.memory import once
 from parity_tests.harness.record import Backend, Family, Known
@@ -61,6 +61,13 @@ class Case:
         return [known for known in self.record.known if known.concerns(self.name, hf.VERSION)]
 
     @property
+    def hf_class(self) -> str:
+        """transformers' class for it: the one that its config.json names, or the family's own."""
+        if self.trained:
+            return self.record.hf_class
+        return self.record.variants[self.variant].get("architectures", [self.record.hf_class])[0]
+
+    @property
     def source(self) -> Path:
         """The checkpoint of this case on disk."""
         if self.trained:
@@ -82,12 +89,22 @@ def reference(case: Case, precision: str | None = None) -> Any:
 @once
 def twin(case: Case) -> nn.Module:
     """transformers' model of a case. Errors: hf.Absent."""
-    return hf.build(case.record.hf_class, case.source, case.precision, case.backend, case.device)
+    return hf.build(case.hf_class, case.source, case.precision, case.backend, case.device)
 
 
-def batches_of(case: Case, vocab_size: int) -> list[Batch]:
+def reads(case: Case) -> Reads:
+    """What the model of a case is given."""
+    return case.record.reads(reference(case).config)
+
+
+def batches_of(case: Case) -> list[Batch]:
     """What a case is run on: bare and padded; tiny models also far apart and long, where half precision adds nothing."""
-    batches = standard_batches(vocab_size)
+    batches = reads(case).standard()
     if case.trained or case.precision in ("bf16", "f16"):
         batches = [batch for batch in batches if batch.name in ("plain", "padded")]
     return [batch.to(case.device) for batch in batches]
+
+
+def cache_batches(case: Case) -> list[Batch]:
+    """What it reads in pieces over a cache."""
+    return [batch.to(case.device) for batch in reads(case).cached()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,19 +53,17 @@ def not_covered(note: str) -> Outcome:
     return Outcome(math.nan, math.nan, False, "not covered", note)
 
 
-def select(x: Tensor, axes: str, queries: Tensor, keys: Tensor) -> Tensor:
-    """The entries of `x` that have a defined value: rows of real queries and of real keys.
+def select(x: Tensor, axes: str, keep: Mapping[str, Tensor]) -> Tensor:
+    """The entries of `x` that have a defined value: rows of real queries, of a real memory and of real keys.
 
-    queries (b, s), keys (b, t): True where the token is real. An axis "n" lists all (b, s) tokens. An
-    axis of size 1 where those have more is broadcast.
+    keep: by axis, "s" (b, s) and "m" (b, m): True where the token is real. Keys "t" are those of "s". An axis "n" lists all
+    (b, s) tokens. An axis of size 1 where those have more is broadcast.
     """
     names = axes.split()
     if names[0] == "n":
-        return x[queries.flatten()]
-    for letter, real in (("s", queries), ("t", keys)):
-        if letter == "t" and "s" in names:
-            continue  # what a real query makes of a padded key is defined: nothing
-        if letter in names and "b" in names:
+        return x[keep["s"].flatten()]
+    for letter, real in (("s", keep.get("s")), ("m", keep.get("m")), ("t", keep.get("s"))):
+        if letter in names and "b" in names and real is not None:  # what a real query makes of padding is defined: nothing
             x = x.movedim((names.index("b"), names.index(letter)), (0, 1))
             x = x.expand(real.shape[0], -1, *x.shape[2:]) if x.shape[0] == 1 else x
             return x[real]

@@ -5,7 +5,7 @@ here, by asking for a feature and never for a version.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,31 +123,66 @@ def forget(model: nn.Module) -> None:
     release keeps the grown table all the same, the first one is put back, so that no comparison depends on an earlier one.
     """
     for module in model.modules():
+        vars(module).pop("long_inv_freq", None)  # longrope's second set, made when first needed
         if hasattr(module, "max_seq_len_cached") and getattr(module, "rope_type", None) == "dynamic":
             nowhere = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
             module(torch.zeros(1, 1, 1, device=nowhere.device), position_ids=nowhere)
             module.inv_freq = getattr(module, "original_inv_freq", module.inv_freq)
 
 
-def _cache_argument(forward: Any) -> str:
-    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+CACHES = ("cache", "past_key_values", "cache_params", "state")
+"""What releases and families call a cache, as an argument and in the output."""
+
+NAMES = {
+    "ids": "input_ids",
+    "positions": "position_ids",
+    "real": "attention_mask",
+    "types": "token_type_ids",
+    "memory": "encoder_hidden_states",
+    "memory_real": "encoder_attention_mask",
+    "images": "pixel_values",
+}
+WITH_SOURCE = {
+    "source": "input_ids",
+    "source_real": "attention_mask",
+    "ids": "decoder_input_ids",
+    "real": "decoder_attention_mask",
+}
+"""What transformers calls the inputs of a batch; of an encoder-decoder model, where the source has the first names."""
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch's inputs under transformers' names, masks as it wants them."""
+    names = WITH_SOURCE if "source" in inputs else NAMES
+    dtype = next(model.parameters()).dtype
+    cast = {torch.bool: torch.long, torch.float32: dtype}
+    return {names[name]: x.to(cast.get(x.dtype, x.dtype)) for name, x in inputs.items()}
 
 
 def cache_of(output: Any) -> Any:
-    """The cache that a model returned."""
-    return output.cache if getattr(output, "cache", None) is not None else output.past_key_values
+    """The cache that a model returned, or the state; None when it keeps nothing."""
+    found = (getattr(output, name, None) for name in CACHES)
+    return next((cache for cache in found if cache is not None), None)
 
 
-def cached(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
-    """Keys and values (b, g, t, e) that a cache holds for a layer."""
+def cached(cache: Any, layer: int) -> tuple[Tensor, ...] | None:
+    """What a cache holds for a layer: keys and values (b, g, t, e), then those of the memory where there is one."""
     if cache is None:
         return None
+    if hasattr(cache, "self_attention_cache"):
+        both = cache.self_attention_cache, cache.cross_attention_cache
+        return tuple(x for one in both for x in cached(one, layer) or ())
     if hasattr(cache, "layers"):
-        entry = cache.layers[layer]
-        return entry.keys, entry.values
+        entry = cache.layers[layer] if layer < len(cache.layers) else None
+        return None if entry is None or entry.keys is None else (entry.keys, entry.values)
     if hasattr(cache, "key_cache"):
-        return cache.key_cache[layer], cache.value_cache[layer]
-    return cache[layer][0], cache[layer][1]
+        return (cache.key_cache[layer], cache.value_cache[layer]) if layer < len(cache.key_cache) else None
+    return tuple(x for x in cache[layer] if isinstance(x, Tensor))
 
 
 class Routing(NamedTuple):
@@ -181,38 +216,30 @@ def static_cache(model: Any, rows: int, length: int) -> Any:
     return transformers.StaticCache(config=model.config, max_cache_len=length, **chosen)
 
 
-def run(
-    model: nn.Module,
-    precision: str,
-    ids: Tensor,
-    *,
-    positions: Tensor | None = None,
-    real: Tensor | None = None,
-    cache: Any = None,
-    **options: Any,
-) -> Any:
-    """One forward of a causal model, under the lens where the precision asks for it. Returns transformers' output."""
-    given: dict[str, Any] = {"input_ids": ids, "use_cache": True} | options
-    if positions is not None:
-        given["position_ids"] = positions
-    if real is not None:
-        given["attention_mask"] = real.long()
+def run(model: nn.Module, precision: str, inputs: Mapping[str, Tensor], *, cache: Any = None, **options: Any) -> Any:
+    """One forward, under the lens where the precision asks for it. Returns transformers' output."""
+    given: dict[str, Any] = {**named(model, inputs), **({"use_cache": True} if takes(model, "use_cache") else {}), **options}
     if cache is not None:
-        given[_cache_argument(model.forward)] = cache
+        given[next(name for name in CACHES if takes(model, name))] = cache
     with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
         return model(**given)
 
 
-def generate(
-    model: Any, precision: str, ids: Tensor, n_new: int, *, real: Tensor | None = None, **options: Any
-) -> Tensor:
-    """Greedy continuation (b, n_new) by transformers' own generate."""
+def generate(model: Any, precision: str, prompt: Batch, n_new: int, **options: Any) -> Tensor:
+    """Greedy continuation (b, n_new) by transformers' own generate; of a source, without the token that it starts from."""
     forget(model)
-    mask = torch.ones_like(ids) if real is None else real.long()
+    given: dict[str, Any] = named(model, {name: x for name, x in prompt.inputs.items() if name in ("ids", "real")})
+    given.setdefault("attention_mask", torch.ones_like(prompt.inputs["ids"]))
+    if prompt.source is not None:
+        start = int(prompt.inputs["ids"][0, 0])
+        given = named(model, {name: x for name, x in prompt.inputs.items() if name.startswith("source")})
+        given.setdefault("attention_mask", torch.ones_like(prompt.source))
+        given["decoder_start_token_id"] = start
+    memory = {name: x for name, x in prompt.inputs.items() if name.startswith("memory")}
     settings = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "eos_token_id": None} | options
     with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
-        out = model.generate(input_ids=ids, attention_mask=mask, generation_config=None, **settings)
-    return out[:, ids.shape[1] :]
+        out = model.generate(**given, **named(model, memory), generation_config=None, **settings)
+    return out[:, prompt.length :]
 
 
 def _cloned(value: Any) -> Any:
@@ -227,15 +254,15 @@ def _cloned(value: Any) -> Any:
 
 def _probabilities_kept(model: Any) -> dict[str, Any]:
     """What makes eager attention return its probabilities where it does not always. The others would turn eager by it."""
-    told = "output_attentions" in inspect.signature(model.forward).parameters
-    return {"output_attentions": True} if told and model.config._attn_implementation == "eager" else {}
+    eager = getattr(model.config, "_attn_implementation", None) == "eager"
+    return {"output_attentions": True} if eager and takes(model, "output_attentions") else {}
 
 
-def _narrowed(kwargs: dict[str, Any], length: int) -> dict[str, Any]:
+def _narrowed(kwargs: dict[str, Any], batch: Batch) -> dict[str, Any]:
     """A mask that reaches past the keys, as some releases make it, cut to their number, as their attention does itself."""
     mask = kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 4:
-        kwargs["attention_mask"] = mask[..., :length]
+    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[-2] == batch.length:
+        kwargs["attention_mask"] = mask[..., : batch.length]
     return kwargs
 
 
@@ -246,7 +273,7 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
 
     def keep(name: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            calls[name] = Call(module, _cloned(args), _narrowed(_cloned(kwargs), batch.ids.shape[1]), _cloned(output))
+            calls[name] = Call(module, _cloned(args), _narrowed(_cloned(kwargs), batch), _cloned(output))
 
         return hook
 
@@ -254,15 +281,12 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
         handles.append(model.get_submodule(unit.hf).register_forward_hook(keep(unit.name), with_kwargs=True))
     forget(model)
     try:
-        output = run(
-            model, precision, batch.ids, positions=batch.positions, real=batch.real, **_probabilities_kept(model)
-        )
+        output = run(model, precision, batch.inputs, **_probabilities_kept(model))
     finally:
         for handle in handles:
             handle.remove()
     cache = cache_of(output)
-    for name, call in calls.items():
-        parts = name.split(".")
-        if parts[0] == "layers":
-            call.cached = cached(cache, int(parts[1]))
+    for unit in units:
+        if unit.layer is not None and unit.name in calls:
+            calls[unit.name].cached = cached(cache, unit.layer)
     return calls

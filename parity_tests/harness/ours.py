@@ -62,6 +62,21 @@ def _watched(unit: Unit, root: str = "") -> dict[str, Watch]:
     return found | ({f"{unit.name}.biased": (at("biased"), _itself)} if unit.routes else {})
 
 
+def new_cache(model: Any) -> Any:
+    """An empty cache; None for a model that keeps nothing."""
+    return model.new_cache() if hasattr(model, "new_cache") else None
+
+
+def read(model: Any, inputs: Mapping[str, Tensor], cache: Any = None) -> Tensor:
+    """The reference's output: logits, mostly."""
+    given = {name: x.to(_dtype(model)) if x.is_floating_point() else x for name, x in inputs.items()}
+    return model(**given) if cache is None else model(**given, cache=cache)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
 def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
     """Run a batch once through the whole reference; the value of every site, and each unit's first input as `name:in`."""
     names = {name: watch for unit in units for name, watch in _watched(unit, unit.name).items()}
@@ -74,7 +89,7 @@ def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
     handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in fed]
     try:
         with torch.no_grad(), watching(model, names) as seen:
-            model(batch.ids, positions=batch.positions, real=batch.real, cache=model.new_cache())
+            read(model, batch.inputs, new_cache(model))
     finally:
         for handle in handles:
             handle.remove()
@@ -84,12 +99,13 @@ def trace(model: Any, batch: Batch, units: list[Unit]) -> dict[str, Tensor]:
 def isolated(model: nn.Module, unit: Unit, call: Call, seen: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Call one reference module with the input that its twin received, in `dtype`; the value of each of its sites."""
     assert unit.feed is not None
-    arguments = unit.feed(call, seen)
+    given = unit.feed(call, seen)
+    args, kwargs = given.args, given.kwargs
     if dtype == torch.float64:
-        arguments = _widened(arguments)
+        args, kwargs = _widened(args), _widened(kwargs)
     module = model.get_submodule(unit.name)
     with torch.no_grad(), watching(module, _watched(unit)) as out:
-        module(*arguments)
+        module(*args, **kwargs)
     return out
 
 
@@ -98,4 +114,6 @@ def _widened(value: Any) -> Any:
         return value.double()
     if isinstance(value, torch.dtype):
         return torch.float64
+    if isinstance(value, dict):
+        return {name: _widened(v) for name, v in value.items()}
     return tuple(_widened(v) for v in value) if isinstance(value, tuple) else value

@@ -84,7 +84,7 @@ def backends_of(family: Family, variant: str) -> tuple[Backend, ...]:
     """The backends that a variant is compared with, which for a deep one is the first alone."""
     config = parse_config(family.variants[variant], "hf")[1]
     fitting = tuple(backend for backend in family.backends if backend.serves(variant))
-    return fitting[:1] if vars(config)["n_layers"] > DEEP else fitting
+    return fitting[:1] if vars(config).get("n_layers", 0) > DEEP else fitting
 
 
 def usual(case: Case) -> bool:
@@ -124,7 +124,7 @@ def points(options: Options, level: str) -> list[Point]:
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
     """Every deviation, with the smallest of the variants in which it is live."""
     tiny = [c for c in cases(options, ("f64",)) if c.backend == c.record.backends[0] and not c.trained]
-    smallest_first = sorted(tiny, key=lambda case: config_of(case).n_layers)
+    smallest_first = sorted(tiny, key=lambda case: getattr(config_of(case), "n_layers", 0))
     found: dict[tuple[str, int], tuple[Case, Deviation]] = {}
     for case in smallest_first:
         for place, deviation in enumerate(case.record.deviations):

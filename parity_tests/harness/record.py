@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from packaging.version import Version
 from torch import Tensor, nn
+
+from parity_tests.harness.batches import Reads
 
 
 @dataclass
@@ -20,8 +23,8 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
-    cached: tuple[Tensor, Tensor] | None = None
-    """Keys and values of this layer after the call, for units that have a cache."""
+    cached: tuple[Tensor, ...] | None = None
+    """What the cache holds of this layer after the call, for units inside a layer: keys and values mostly."""
     planted: dict[str, Tensor] = field(default_factory=dict)
     """Values, by site, put in place of what transformers gave: how the tests of the tests make it wrong."""
 
@@ -43,11 +46,19 @@ def everywhere(config: Any, layer: int) -> bool:
     return True
 
 
+class Arguments:
+    """What a module of the reference is called with."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.args, self.kwargs = args, kwargs
+
+
 @dataclass(frozen=True)
 class Site:
     """A value that both sides have. `name` is its path inside the unit's reference module, "" for the output.
 
-    axes: one letter an axis. Rows are compared where their query "s", their key "t" or their token "n" is real.
+    axes: one letter an axis. Rows are compared where their query "s", their token of the memory "m", their key "t" or their
+    token "n", of all rows in one axis, is real.
     theirs: reads it from transformers' call; None from it means that this version and backend do not show it.
     mine: reads it from the reference's unit and its output, for a value that is no tensor by itself.
     choice: this is a choice among experts, which rounding may flip, see `Router`.
@@ -72,33 +83,42 @@ class Unit:
     feed: turns the twin's call, and what the reference itself used, into the reference module's arguments.
     None: compared as it runs inside the model only.
     where: the layers that have it. routes: reads the experts (n, k) that transformers chose, from a router's unit.
+    rows: what the seeds describe that this shows, beside the family's own. layer: the one that it is in.
     """
 
     name: str
     hf: str
     level: str
     sites: tuple[Site, ...]
-    feed: Callable[[Call, Mapping[str, Any]], tuple[Any, ...]] | None = None
+    feed: Callable[[Call, Mapping[str, Any]], Arguments] | None = None
     label: str | None = None
     where: Callable[[Any, int], bool] = everywhere
     routes: Callable[[Call], Tensor | None] | None = None
+    rows: tuple[str, ...] = ()
+    layer: int | None = None
 
-    def at(self, layer: int) -> Unit:
-        """This unit in one layer."""
-        place = {"layer": layer}
-        return Unit(**{**vars(self), "name": self.name.format(**place), "hf": self.hf.format(**place)})
+    def at(self, layer: int, **place: Any) -> Unit:
+        """This unit in one layer; `{layer}` in its paths is the number, unless `place` says otherwise."""
+        place = {"layer": layer, **place}
+        named = {"name": self.name.format(**place), "hf": self.hf.format(**place), "layer": layer}
+        return Unit(**{**vars(self), **named})
 
     def site_name(self, site: Site) -> str:
         """The full name of a site: `layers.1.attn.probs`."""
         return ".".join(part for part in (self.label or self.name, site.name) if part)
 
 
+def in_layers(units: Sequence[Unit], config: Any, n_layers: int) -> list[Unit]:
+    """Units of a layer, once for each layer that has them, in the order in which they run."""
+    return [unit.at(layer) for layer in range(n_layers) for unit in units if unit.where(config, layer)]
+
+
 def kind_of(site_name: str) -> str:
-    """A site's name without its layer: `layers.1.attn.probs` -> `attn.probs`, `layers.1` -> `layer`."""
-    parts = site_name.split(".")
-    if parts[0] != "layers":
-        return site_name
-    return ".".join(parts[2:]) or "layer"
+    """A site's name without numbers: `layers.1.attn.probs` -> `attn.probs`, `layers.1` -> `layer`, `encoder.layers.0.attn` ->
+    `encoder.attn`.
+    """
+    kind = re.sub(r"(^|\.)layers(?:\.\d+)+$", r"\1layer", site_name)
+    return re.sub(r"(^|\.)layers(?:\.\d+)+\.", r"\1", kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,26 +199,38 @@ class Backend:
         return f"{self.attention}.{self.experts}" if self.experts else self.attention
 
 
+def reads_text(config: Any) -> Reads:
+    """What a decoder-only model with rotary positions reads."""
+    return Reads(vocab_size=config.vocab_size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model family: where it is in transformers, its tiny variants, its sites, its deviations."""
+    """One model family: where it is in transformers, its tiny variants, its sites, its deviations.
+
+    hf_class: of checkpoints whose config.json names none of the installed release's classes. variants: config.json files by
+    name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
+    caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
+    rows: what the seeds describe that the whole family shows. inert: fields of transformers' config that change no number of a
+    forward, with the reason; `*` stands for anything.
+    """
 
     name: str
     hf_class: str
     variants: Mapping[str, Mapping[str, Any]]
-    units: tuple[Unit, ...]
+    units: Callable[[Any], Sequence[Unit]]
     deviations: tuple[Deviation, ...]
+    reads: Callable[[Any], Reads] = reads_text
+    caches: tuple[str, ...] = ("dynamic", "static")
+    holds: tuple[str, ...] = ("b g t e", "b g t e", "b g m e", "b g m e")
     backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
     known: tuple[Known, ...] = ()
+    rows: tuple[str, ...] = ()
+    inert: Mapping[str, str] = field(default_factory=dict)
 
     def units_of(self, config: Any) -> list[Unit]:
         """Every unit of a model with this config, in the order in which they run."""
-        inside = [i for i, unit in enumerate(self.units) if "{layer}" in unit.name]
-        first, last = inside[0], inside[-1] + 1
-        layers = [
-            unit.at(layer) for layer in range(config.n_layers) for unit in self.units[first:last] if unit.where(config, layer)
-        ]
-        return [*self.units[:first], *layers, *self.units[last:]]
+        return list(self.units(config))
 
     def kinds(self, config: Any) -> list[tuple[str, str, bool]]:
         """Every kind of site of a model: its name, its level, and whether it is compared in isolation too."""

@@ -82,7 +82,7 @@ class Run:
             return absent(site.absent)
 
         def real(x: Tensor) -> Tensor:
-            return select(x, site.axes, batch.keep, batch.keep)
+            return select(x, site.axes, batch.keep)
 
         if site.choice and not self.lens:
             biased = f"{unit.name}.biased"
@@ -173,10 +173,11 @@ class Run:
         """How far what transformers' block was given is from what the reference's own block gets when it runs freely."""
         if unit.feed is None:
             return None
-        given = unit.feed(traced.theirs[unit.name], traced.mine)[0]
-        own = traced.mine[f"{unit.name}:in"]
-        keep, axes = traced.batch.keep, "b s" if own.shape[:2] == traced.batch.ids.shape else "n d"
-        return largest_relative(*(select(x, axes, keep, keep) for x in (given, own)))
+        given = unit.feed(traced.theirs[unit.name], traced.mine).args[0]
+        own, keep = traced.mine[f"{unit.name}:in"], traced.batch.keep
+        axes = next((f"b {axis}" for axis, real in keep.items() if own.shape[:2] == real.shape), None)
+        axes = axes or ("n" if "s" in keep and len(own) == keep["s"].numel() else "b")
+        return largest_relative(*(select(x, axes, keep) for x in (given, own)))
 
 
 def _differs(found: Mapping[tuple[str, str], Outcome], name: str) -> bool:
@@ -204,7 +205,7 @@ def confront(case: Case, theirs: nn.Module) -> Run:
     model, oracle = reference(case), reference(case, "f64")
     units = case.record.units_of(model.config)
     traces = []
-    for batch in batches_of(case, model.config.vocab_size):
+    for batch in batches_of(case):
         calls = hf.trace(theirs, case.precision, batch, units)
         routes = {} if case.precision == "f64" else routes_of(calls, units)
         with checked_once(case):

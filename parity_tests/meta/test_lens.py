@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from parity_tests.harness import hf
-from parity_tests.harness.batches import standard_batches
-from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.case import Case, batches_of, twin
 from parity_tests.harness.lens import Leaks, Lens
 
 
@@ -49,7 +48,10 @@ def test_leaks_are_counted() -> None:
     assert sum(leaks.made.values()) == 1
 
 
-LEAKING = {"rope-dynamic": "the base of dynamic NTK, which must keep its float32 formula"}
+LEAKING = {
+    "rope-dynamic": "the base of dynamic NTK, which must keep its float32 formula",
+    "rope-longrope": "the second set of frequencies, for the same reason",
+}
 
 
 @pytest.mark.precisions("f64")
@@ -57,9 +59,9 @@ def test_nothing_of_a_model_escapes(case: Case) -> None:
     """No float32 tensor is made during a forward on any batch, but for exceptions that are named here."""
     model = twin(case)
     made = []
-    for batch in standard_batches(reference(case).config.vocab_size):
+    for batch in batches_of(case):
         hf.forget(model)
         with Leaks() as leaks:
-            hf.run(model, "f64", batch.ids, positions=batch.positions, real=batch.real)
+            hf.run(model, "f64", batch.inputs)
         made.append(sum(leaks.made.values()))
     assert any(made) == (case.variant in LEAKING), f"float32 tensors made, by batch: {made}"

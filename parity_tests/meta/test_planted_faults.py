@@ -12,11 +12,11 @@ from torch import nn
 
 from parity_tests.harness import hf
 from parity_tests.harness.caches import explain_schedule
-from parity_tests.harness.case import Case, reference
+from parity_tests.harness.case import Case, cache_batches, reference
 from parity_tests.harness.record import Backend
 from parity_tests.harness.report import failure
 from parity_tests.harness.run import Run, confront, explain
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_theirs
+from parity_tests.harness.schedules import SCHEDULES, read_theirs
 
 CASE = Case("llama", "head_dim", "f64", Backend("eager"))
 
@@ -135,7 +135,7 @@ def test_a_cache_that_writes_one_slot_early_is_caught_and_explained(
         return held
 
     run = confront(CASE, theirs)
-    batches = cache_batches(run.model.config.vocab_size, "cpu")
+    batches = cache_batches(run.case)
     monkeypatch.setattr(transformers.DynamicCache, "update", early)
     logits = [read_theirs(theirs, "f64", batch, SCHEDULES["steps"])[0] for batch in batches]
     monkeypatch.undo()

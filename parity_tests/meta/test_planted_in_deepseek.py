@@ -14,9 +14,9 @@ from torch import nn
 from parity_tests.families.deepseek_v3 import FAMILY
 from parity_tests.harness import hf
 from parity_tests.harness.caches import explain_schedule
-from parity_tests.harness.case import Case
+from parity_tests.harness.case import Case, cache_batches
 from parity_tests.harness.run import confront, explain
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, read_theirs
+from parity_tests.harness.schedules import SCHEDULES, read_theirs
 
 CASE = Case("deepseek_v3", "yarn", "f64", FAMILY.backends[0])
 
@@ -126,7 +126,7 @@ def test_a_cache_in_the_wrong_order_is_caught_and_explained(
         return held
 
     run = confront(CASE, theirs)
-    batches = cache_batches(run.model.config.vocab_size, "cpu")
+    batches = cache_batches(run.case)
     monkeypatch.setattr(transformers.DynamicCache, "update", reversed_order)
     logits = [read_theirs(theirs, "f64", batch, SCHEDULES["steps"])[0] for batch in batches]
     monkeypatch.undo()

@@ -4,9 +4,10 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from parity_tests.harness.case import Case, reference
+from parity_tests.harness import ours
+from parity_tests.harness.case import Case, cache_batches, reference
 from parity_tests.harness.record import Backend
-from parity_tests.harness.schedules import SCHEDULES, cache_batches, pieces
+from parity_tests.harness.schedules import SCHEDULES, pieces
 from reference_impl.norm import RMSNorm
 
 
@@ -23,12 +24,13 @@ def test_a_wrong_dtype_is_refused() -> None:
         RMSNorm(4, 1e-6)(torch.zeros(2, 4, dtype=torch.long))
 
 
+@pytest.mark.causal
 @pytest.mark.precisions("f64")
 def test_shapes_hold_over_a_cache(case: Case) -> None:
     model = reference(case)
-    for batch in cache_batches(model.config.vocab_size, case.device):
+    for batch in cache_batches(case):
         for sizes in SCHEDULES.values():
             cache = model.new_cache()
             for piece in pieces(batch, sizes):
-                model(piece["ids"], positions=piece["positions"], real=piece["real"], cache=cache)
-            assert cache.length == batch.ids.shape[1]
+                ours.read(model, piece, cache)
+            assert cache.length == batch.length

@@ -1,0 +1,67 @@
+"""The layer of the original Transformer and of its relatives, of the encoder and of the decoder."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from reference_impl.cache import LayerCache
+
+
+class TransformerLayer(nn.Module):
+    """Attention, attention to a memory where there is one, and a feed-forward network, each inside a residual.
+
+    Post-LN, as published: z = Norm(x + Dropout(MHA(x))). Pre-LN (`norm_first`): z = x + Dropout(MHA(Norm(x))).
+    dropout: on what each part adds. cross, cross_norm: CrossAttention and its norm, in decoders that read a memory.
+    Seed 1, "TransformerEncoderLayer", "TransformerDecoderLayer", "BertLayer" and "GPT2Layer"; Vaswani et al. 2017, 3.1.
+    """
+
+    def __init__(
+        self,
+        *,
+        attn: nn.Module,
+        attn_norm: nn.Module,
+        ffn: nn.Module,
+        ffn_norm: nn.Module,
+        cross: nn.Module | None = None,
+        cross_norm: nn.Module | None = None,
+        norm_first: bool,
+        dropout: float,
+    ):
+        super().__init__()
+        self.norm_first = norm_first
+        self.attn, self.attn_norm, self.attn_dropout = attn, attn_norm, nn.Dropout(dropout)
+        self.cross, self.cross_norm, self.cross_dropout = cross, cross_norm, nn.Dropout(dropout)
+        self.ffn, self.ffn_norm, self.ffn_dropout = ffn, ffn_norm, nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b s d"],
+        visible: Bool[Tensor, "#b #h #s t"],
+        *,
+        memory: Float[Tensor, "b m d2"] | None = None,
+        memory_visible: Bool[Tensor, "#b #h #s m"] | None = None,
+        bias: Float[Tensor, "#b #h #s t"] | None = None,
+        memory_bias: Float[Tensor, "#b #h #s m"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b s d"]:
+        """bias, memory_bias: added to the scores of self-attention, and to those of attention to the memory."""
+
+        def attention(x: Tensor) -> Tensor:
+            return self.attn_dropout(self.attn(x, visible, bias=bias, cache=cache))
+
+        def cross_attention(x: Tensor) -> Tensor:
+            held = cache.memory if cache is not None else None
+            return self.cross_dropout(self.cross(x, memory_visible, memory=memory, bias=memory_bias, cache=held))
+
+        def network(x: Tensor) -> Tensor:
+            return self.ffn_dropout(self.ffn(x))
+
+        if self.norm_first:
+            z = x + attention(self.attn_norm(x))
+            if memory is not None:
+                z = z + cross_attention(self.cross_norm(z))
+            return z + network(self.ffn_norm(z))
+
+        z = self.attn_norm(x + attention(x))
+        if memory is not None:
+            z = self.cross_norm(z + cross_attention(z))
+        return self.ffn_norm(z + network(z))
