@@ -15,7 +15,7 @@ from jaxtyping import install_import_hook
 install_import_hook("reference_impl", "beartype.beartype")
 
 from parity_tests.families import FAMILIES  # noqa: E402
-from parity_tests.harness import numerics, report  # noqa: E402
+from parity_tests.harness import numerics, report, rows  # noqa: E402
 from parity_tests.harness.points import PRECISIONS, Options, cases, config_of, deviation_cases, points, usual  # noqa: E402
 from parity_tests.harness.recorder import Recorder  # noqa: E402
 from parity_tests.harness.report import Result  # noqa: E402
@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
     group.addoption("--checkpoint", type=Path, metavar="PATH", help="verify this checkpoint: an HF folder or a GGUF file")
     group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
+    group.addoption("--rows", action="store_true", help="print which tests show which row of the seeds; each needs one")
     group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
 
 
@@ -54,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
     config.addinivalue_line("markers", "half_precision_once: the same, for half precision alone")
     config.addinivalue_line("markers", "causal: only where the model reads token by token")
-    config.addinivalue_line("markers", "rows(id, ...): the rows of the seeds that a test shows, beside those of a family's record")
+    config.addinivalue_line("markers", "rows(id, ...): what of the seeds a test shows, beside the rows of the record")
+    config.addinivalue_line("markers", "has(field): only where the reference's config has this field")
+    config.addinivalue_line("markers", "tiny: not for checkpoints that somebody trained")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")
 
@@ -82,6 +85,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
         if metafunc.definition.get_closest_marker("trained"):
             found = [case for case in found if case.trained]
+        if metafunc.definition.get_closest_marker("tiny"):
+            found = [case for case in found if not case.trained]
+        if field := metafunc.definition.get_closest_marker("has"):
+            found = [case for case in found if hasattr(config_of(case), field.args[0])]
         if metafunc.definition.get_closest_marker("causal"):
             found = [case for case in found if case.record.reads(config_of(case)).causal]
         if "kind" in metafunc.fixturenames:
@@ -104,6 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.option.rows:
+        item.user_properties.append(("rows", rows.rows_of(item)))
     numerics.share(numerics.CORES if trained_case(item) else 1)
 
 
@@ -119,10 +128,12 @@ class Verdict:
     def __init__(self, config: pytest.Config):
         self.config = config
         self.results: list[report.Result] = []
+        self.rows: list[tuple[str, list[str]]] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call":
             self.results += [Result(**value) for name, value in report.user_properties if name == "parity"]
+            self.rows += [(report.outcome, value) for name, value in report.user_properties if name == "rows"]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         device, folder = self.config.option.device, self.config.option.report
@@ -131,6 +142,14 @@ class Verdict:
             terminalreporter.write_line(f"{len(self.results)} results in {path}")
         if self.results:
             report.show(self.results, device)
+        if self.config.option.rows:
+            rows.show(self.rows)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A row that no test shows fails the suite."""
+        if self.config.option.rows and not hasattr(self.config, "workerinput") and not rows.all_shown(self.rows):
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -45,11 +45,10 @@ class Batch:
     def keep(self) -> dict[str, Tensor]:
         """By axis, the tokens whose results are defined, and so compared: (b, s) and (b, m)."""
         found = {}
-        for axis, real, tokens in (("s", "real", ("ids",)), ("m", "source_real", ("source",)), ("m", "memory_real", ("memory",))):
-            for name in tokens:
-                if name in self.inputs:
-                    everywhere = torch.ones(self.inputs[name].shape[:2], dtype=torch.bool, device=self.inputs[name].device)
-                    found[axis] = self.inputs.get(real, everywhere)
+        for axis, name, real in (("s", "ids", "real"), ("m", "source", "source_real"), ("m", "memory", "memory_real")):
+            if name in self.inputs:
+                x = self.inputs[name]
+                found[axis] = self.inputs.get(real, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
         return found
 
     def kept(self, x: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class Case:
     @property
     def known(self) -> list[Known]:
         """The differences that are to be expected here."""
-        return [known for known in self.record.known if known.concerns(self.name, hf.VERSION)]
+        found = [known for known in self.record.known if known.concerns(self.name, hf.VERSION)]
+        return [known for known in found if self.backend.attention in known.attention]
 
     @property
     def hf_class(self) -> str:

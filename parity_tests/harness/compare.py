@@ -56,8 +56,8 @@ def not_covered(note: str) -> Outcome:
 def select(x: Tensor, axes: str, keep: Mapping[str, Tensor]) -> Tensor:
     """The entries of `x` that have a defined value: rows of real queries, of a real memory and of real keys.
 
-    keep: by axis, "s" (b, s) and "m" (b, m): True where the token is real. Keys "t" are those of "s". An axis "n" lists all
-    (b, s) tokens. An axis of size 1 where those have more is broadcast.
+    keep: by axis, "s" (b, s) and "m" (b, m): True where the token is real. Keys "t" are those of "s", or
+    the last of them. An axis "n" lists all (b, s) tokens. An axis of size 1 where those have more is broadcast.
     """
     names = axes.split()
     if names[0] == "n":
@@ -66,8 +66,17 @@ def select(x: Tensor, axes: str, keep: Mapping[str, Tensor]) -> Tensor:
         if letter in names and "b" in names and real is not None:  # what a real query makes of padding is defined: nothing
             x = x.movedim((names.index("b"), names.index(letter)), (0, 1))
             x = x.expand(real.shape[0], -1, *x.shape[2:]) if x.shape[0] == 1 else x
-            return x[real]
+            return x[real[:, real.shape[1] - x.shape[1] :] if letter == "t" else real]
     return x
+
+
+def last_keys(x: Tensor, axes: str, like: Tensor) -> Tensor:
+    """Of keys or values, as many as `like` has, the last ones: a layer with a window keeps no others."""
+    if "t" not in axes or "s" in axes:
+        return x
+    place = axes.split().index("t")
+    surplus = max(x.shape[place] - like.shape[place], 0)
+    return x.narrow(place, surplus, x.shape[place] - surplus)
 
 
 def _spread(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +121,12 @@ def misfit(theirs: Tensor, ours: Tensor) -> str | None:
 def refused(note: str) -> Outcome:
     """A difference that is not one of degree."""
     return Outcome(math.inf, 0.0, False, "differs", note)
+
+
+def measured(error: float, bar: float, note: str = "") -> Outcome:
+    """A figure against its bar, where no two tensors are at hand."""
+    same = error <= bar
+    return Outcome(error, bar, error == 0, "same" if same else "differs", "" if same else f"{note} is off by {error:.1e}")
 
 
 def _judge(theirs: Tensor, ours: Tensor, error: float, bar: float) -> Outcome:

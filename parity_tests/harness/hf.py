@@ -61,7 +61,9 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
         raise
+    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
+    model.not_trained = fixed
     return model.double() if precision == "f64" else model
 
 
@@ -74,6 +76,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
     if experts not in ("", "eager"):
         raise Absent(f"transformers {VERSION} has no {experts} experts")
     return {}
+
+
+def frozen(model: Any) -> list[str]:
+    """The parameters that transformers does not train."""
+    return model.not_trained
 
 
 def lens_for(precision: str) -> Lens | nullcontext[None]:
@@ -164,6 +171,12 @@ def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {names[name]: x.to(cast.get(x.dtype, x.dtype)) for name, x in inputs.items()}
 
 
+def logits_of(output: Any) -> Tensor:
+    """Logits of tokens, whatever a class calls them; of one without a head, what its layers give."""
+    names = ("logits", "prediction_logits", "last_hidden_state")
+    return next(output[name] for name in names if name in output)
+
+
 def cache_of(output: Any) -> Any:
     """The cache that a model returned, or the state; None when it keeps nothing."""
     found = (getattr(output, name, None) for name in CACHES)
@@ -216,13 +229,24 @@ def static_cache(model: Any, rows: int, length: int) -> Any:
     return transformers.StaticCache(config=model.config, max_cache_len=length, **chosen)
 
 
-def run(model: nn.Module, precision: str, inputs: Mapping[str, Tensor], *, cache: Any = None, **options: Any) -> Any:
+def run(
+    model: nn.Module,
+    precision: str,
+    inputs: Mapping[str, Tensor],
+    *,
+    cache: Any = None,
+    gradients: bool = False,
+    **options: Any,
+) -> Any:
     """One forward, under the lens where the precision asks for it. Returns transformers' output."""
     given: dict[str, Any] = {**named(model, inputs), **({"use_cache": True} if takes(model, "use_cache") else {}), **options}
     if cache is not None:
         given[next(name for name in CACHES if takes(model, name))] = cache
-    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
-        return model(**given)
+    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
+        output = model(**given)
+    if "logits" not in output:
+        output.logits = logits_of(output)
+    return output
 
 
 def generate(model: Any, precision: str, prompt: Batch, n_new: int, **options: Any) -> Tensor:

@@ -152,7 +152,7 @@ class Known:
     itself once it stops appearing in the releases from `since` to before `until`.
 
     sites: kinds of sites as test ids have them, or patterns of those of caches and generation; where the first is not
-    shown, the next stands in for it. downstream: whether it changes what comes after. explained: the deviation that says
+    shown, the next stands in for it. attention: with which attention it appears. downstream: whether it changes what comes after. explained: the deviation that says
     what transformers does instead, checked where it appears.
     """
 
@@ -162,6 +162,7 @@ class Known:
     since: str = "0"
     until: str | None = None
     variants: tuple[str, ...] = ("*",)
+    attention: tuple[str, ...] = ("eager", "sdpa")
     downstream: bool = True
     explained: str | None = None
 

@@ -26,7 +26,9 @@ from parity_tests.harness.record import kind_of
 from parity_tests.harness.run import Difference, Run, explain
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
-LEVELS = ("block", "layer", "model", "cache", "generation")
+LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in")
+SHORT = {"generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways"}
+ONE_PASS = ("block", "layer", "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +184,7 @@ def _level(rows: Sequence[Result], level: str) -> Text:
 
 def _precision(rows: Sequence[Result], precision: str) -> tuple[Text, Text]:
     measured = [r for r in rows if r.precision == precision and r.verdict in COMPARED and r.level != "generation"]
-    plain = [r for r in measured if r.attention == "eager" and r.experts in (None, "eager") and r.level != "cache"]
+    plain = [r for r in measured if r.attention == "eager" and r.experts in (None, "eager") and r.level in ONE_PASS]
     worst = max((r.ratio for r in measured if r.verdict != "known"), default=None)
     bits = f"{sum(r.bits_equal for r in plain) / len(plain):.0%}" if plain else "–"
     return Text("–" if worst is None else f"{worst:.0e}", "bold red" if worst and worst > 1 else ""), Text(bits)
@@ -202,7 +204,7 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, **looks)
     table.add_column("\nfamily", no_wrap=True)
     for level in LEVELS:
-        table.add_column(f"\n{'gen.' if level == 'generation' else level}", justify="right", no_wrap=True)
+        table.add_column(f"\n{SHORT.get(level, level)}", justify="right", no_wrap=True)
     for precision in precisions:
         table.add_column(f"{precision}\n/bar", justify="right", no_wrap=True)
         table.add_column("\nbits", justify="right", no_wrap=True)

@@ -20,6 +20,7 @@ from parity_tests.harness.compare import (
     absent,
     choices,
     largest_relative,
+    last_keys,
     select,
     under_lens,
     within_budget,
@@ -82,7 +83,7 @@ class Run:
             return absent(site.absent)
 
         def real(x: Tensor) -> Tensor:
-            return select(x, site.axes, batch.keep)
+            return select(last_keys(x, site.axes, value), site.axes, batch.keep)
 
         if site.choice and not self.lens:
             biased = f"{unit.name}.biased"

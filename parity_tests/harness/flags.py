@@ -1,0 +1,91 @@
+"""Which fields of transformers' configs the fixtures vary, and why the others need not be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from parity_tests.families import FAMILIES
+from parity_tests.harness import hf
+from parity_tests.harness.record import Family
+
+INERT = {
+    "who wrote the file, and how it is stored": "_name_or_path architectures model_type transformers_version *dtype prefix",
+    "tokens, which the caller passes": "*_token_id tokenizer_class",
+    "generation": "max_length min_length do_sample num_beam* temperature top_k top_p typical_p *_penalty *no_repeat_ngram_size "
+    "num_return_sequences bad_words_ids *suppress_tokens early_stopping remove_invalid_values forced_*_token_id",
+    "what a call returns": "use_cache output_* return_dict*",
+    "heads of other tasks, and their labels": "id2label label2id problem_type finetuning_task task_specific_params "
+    "classifier_dropout summary_*",
+    "initialisation": "initializer_range initializer_factor init_std",
+    "how it is computed": "chunk_size_feed_forward torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing",
+    "nothing reads it": "pruned_heads cross_attention_hidden_size tie_encoder_decoder",
+    "fixed by the architecture": "is_encoder_decoder",
+}
+"""Of every family, by the reason: fields that change no number of a forward."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a config class. variants: those that vary it. reason: why none has to; "" when none is known."""
+
+    name: str
+    variants: tuple[str, ...]
+    reason: str
+
+    @property
+    def covered(self) -> bool:
+        return bool(self.variants or self.reason)
+
+
+def config_class(family: Family) -> Any:
+    """transformers' config class. Errors: hf.Absent."""
+    names = {str(config["model_type"]) for config in family.variants.values()}
+    (name,) = names
+    if name not in transformers.CONFIG_MAPPING:
+        raise hf.Absent(f"transformers {hf.VERSION} has no {name}")
+    return transformers.CONFIG_MAPPING[name]
+
+
+def reason_for(family: Family, name: str) -> str:
+    """Why a field need not be varied; "" when nothing says so."""
+    patterns = [(pattern, reason) for reason, patterns in INERT.items() for pattern in patterns.split()]
+    return next((reason for pattern, reason in (*family.inert.items(), *patterns) if fnmatchcase(name, pattern)), "")
+
+
+def fields_of(family: Family) -> list[Field]:
+    """Every field of the installed release's config class. Errors: hf.Absent."""
+    kind = config_class(family)
+    default = kind().to_dict()
+    resolved = {name: kind.from_dict(dict(config)).to_dict() for name, config in family.variants.items()}
+    found = []
+    for name, value in default.items():
+        variants = tuple(variant for variant, config in resolved.items() if config.get(name) != value)
+        found.append(Field(name, variants, reason_for(family, name)))
+    return found
+
+
+def show() -> int:
+    """Print what is varied and what is not, family by family; the number of fields that are neither varied nor explained."""
+    table = Table(title=f"Fields of transformers {hf.VERSION}'s configs", title_justify="left")
+    for heading in ("family", "fields", "varied", "inert", "neither"):
+        table.add_column(heading, justify="left" if heading in ("family", "neither") else "right")
+    missing = 0
+    for family in FAMILIES.values():
+        try:
+            fields = fields_of(family)
+        except hf.Absent as reason:
+            table.add_row(family.name, "–", "–", "–", f"absent: {reason}")
+            continue
+        varied = [f for f in fields if f.variants and not f.reason]
+        neither = [f.name for f in fields if not f.covered]
+        missing += len(neither)
+        inert = len(fields) - len(varied) - len(neither)
+        table.add_row(family.name, str(len(fields)), str(len(varied)), str(inert), ", ".join(neither) or "–")
+    Console().print(table)
+    return missing

@@ -1,0 +1,172 @@
+"""What must hold whatever the mathematics is, on both sides: it needs no twin, and has caught much of what history shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import weight_mapping
+from parity_tests.harness import hf, ours
+from parity_tests.harness.batches import Batch
+from parity_tests.harness.case import Case, batches_of, reads, reference, twin
+from parity_tests.harness.compare import Outcome, under_lens, worse
+from parity_tests.harness.points import usual
+from parity_tests.harness.recorder import Recorder
+from parity_tests.harness.shapes import unchecked
+from weight_mapping.loading import parameters_of
+
+pytestmark = [pytest.mark.level("invariant"), pytest.mark.precisions("f64"), pytest.mark.tiny]
+
+Side = Callable[[Mapping[str, Tensor]], Tensor]
+"""From inputs to logits."""
+
+
+def their_side(case: Case) -> Side:
+    model = twin(case)
+
+    def read(inputs: Mapping[str, Tensor]) -> Tensor:
+        hf.forget(model)
+        return hf.run(model, "f64", inputs).logits
+
+    return read
+
+
+def my_side(case: Case) -> Side:
+    model = reference(case)
+
+    def read(inputs: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad(), unchecked():
+            return ours.read(model, inputs)
+
+    return read
+
+
+def sides(case: Case) -> list[Side]:
+    """Both; the reference, which has no backends, once."""
+    return [their_side(case), my_side(case)] if usual(case) else [their_side(case)]
+
+
+def batch_of(case: Case, name: str) -> Batch:
+    found = [batch for batch in batches_of(case) if batch.name == name]
+    if not found:
+        pytest.skip(f"such a model reads nothing {name}")
+    return found[0]
+
+
+def all_of(outcomes: list[Outcome]) -> Outcome:
+    return reduce(worse, outcomes)
+
+
+def changed(batch: Batch, name: str, where: Tensor, vocab_size: int) -> Batch:
+    """Other tokens where `where` is True."""
+    ids = batch.inputs[name]
+    return Batch(name=batch.name, inputs={**batch.inputs, name: torch.where(where, (ids + 1) % vocab_size, ids)})
+
+
+def row_alone(batch: Batch, row: int) -> tuple[Batch, Tensor]:
+    """One row without its padding, and where its tokens were."""
+    kept = {axis: real[row] for axis, real in batch.keep.items()}
+    inputs = {}
+    for name, x in batch.inputs.items():
+        if not name.endswith("real"):
+            inputs[name] = x[row : row + 1, kept["m" if name in ("source", "memory") else "s"]]
+    return Batch(name=batch.name, inputs=inputs), kept["s"]
+
+
+def test_a_padded_row_is_the_row_alone(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "padded-alone")
+    batch = batch_of(case, "padded")
+    found = []
+    for side in sides(case):
+        whole = side(batch.inputs)
+        for row in range(batch.rows):
+            alone, real = row_alone(batch, row)
+            found.append(under_lens(whole[row, real], side(alone.inputs)[0]))
+    recorder.check(case, "padded-alone", all_of(found))
+
+
+def test_what_padding_holds_changes_nothing(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "padding-content")
+    batch, given, found = batch_of(case, "padded"), reads(case), []
+    other = batch
+    if given.padding:
+        other = changed(other, "ids", ~batch.keep["s"], given.vocab_size)
+    if given.source:
+        other = changed(other, "source", ~batch.keep["m"], given.source)
+    if given.memory:
+        memory = batch.inputs["memory"].masked_fill(~batch.keep["m"][..., None], 3.0)
+        other = Batch(name=batch.name, inputs={**other.inputs, "memory": memory})
+    for side in sides(case):
+        found.append(under_lens(batch.kept(side(other.inputs)), batch.kept(side(batch.inputs))))
+    recorder.check(case, "padding-content", all_of(found))
+
+
+@pytest.mark.causal
+def test_the_future_changes_nothing(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "causality")
+    batch = batch_of(case, "plain")
+    later = torch.arange(batch.length).expand(batch.rows, -1) >= 9
+    other = changed(batch, "ids", later, reads(case).vocab_size)
+    found = [under_lens(side(other.inputs)[:, :9], side(batch.inputs)[:, :9]) for side in sides(case)]
+    recorder.check(case, "causality", all_of(found))
+
+
+def test_the_same_call_twice_and_its_inputs_untouched(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "twice")
+    found = []
+    for batch in batches_of(case)[:2]:
+        given = {name: x.clone() for name, x in batch.inputs.items()}
+        for side in sides(case):
+            first = side(given)
+            found.append(under_lens(side(given), first))
+            assert all(torch.equal(given[name], x) for name, x in batch.inputs.items()), "an input was changed in place"
+    recorder.check(case, "twice", all_of(found))
+
+
+def test_positions_shifted(case: Case, recorder: Recorder) -> None:
+    """Rotary positions say how far apart two tokens are, and no more."""
+    if not hasattr(reference(case).config, "rope"):
+        pytest.skip("absolute positions")
+    recorder.run(case, "accumulated", "shifted")
+    batch = batch_of(case, "plain")
+    steps = torch.arange(batch.length).expand(batch.rows, -1)
+    near, far = ({**batch.inputs, "positions": steps + by} for by in (0, 5))
+    found = [under_lens(side(far), side(near)) for side in sides(case)]
+    recorder.check(case, "shifted", all_of(found))
+
+
+def test_attention_implementations_agree(case: Case, recorder: Recorder) -> None:
+    first = Case(case.family, case.variant, case.precision, case.record.backends[0], case.device)
+    if case == first:
+        pytest.skip("the one that the others are compared with")
+    recorder.run(case, "accumulated", "implementations")
+    found = []
+    for batch in batches_of(case):
+        a, b = (batch.kept(their_side(one)(batch.inputs)) for one in (case, first))
+        found.append(under_lens(a, b))
+    recorder.check(case, "implementations", all_of(found))
+
+
+@pytest.mark.one_backend
+def test_saved_and_loaded(case: Case, recorder: Recorder, tmp_path: Path) -> None:
+    """What either side writes, both read: weights and config, keys of transformers 4 from here and of its own from there."""
+    recorder.run(case, "accumulated", "saved")
+    batch, model = batches_of(case)[0], reference(case)
+    here, there = tmp_path / "reference", tmp_path / "transformers"
+    weight_mapping.save(weight_mapping.load(case.source), here)
+    hf.build(case.hf_class, case.source, "f32", case.backend).save_pretrained(there)
+    found = []
+    for folder in (here, there):
+        again = weight_mapping.load(folder, dtype=torch.float64)
+        assert again.config == model.config
+        for name, parameter in parameters_of(model).items():
+            assert torch.equal(parameters_of(again)[name], parameter), f"{name} was changed by {folder.name}"
+        theirs = hf.build(case.hf_class, folder, "f64", case.backend)
+        hf.forget(theirs)
+        found.append(under_lens(hf.run(theirs, "f64", batch.inputs).logits, their_side(case)(batch.inputs)))
+    recorder.check(case, "saved", all_of(found))

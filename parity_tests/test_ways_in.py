@@ -1,0 +1,107 @@
+"""The other ways into a model: embeddings for ids, masks of four dimensions, several texts in one row, some logits only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parity_tests.harness import hf, ours
+from parity_tests.harness.batches import Batch
+from parity_tests.harness.case import Case, batches_of, reads, reference, twin
+from parity_tests.harness.compare import under_lens
+from parity_tests.harness.recorder import Recorder
+from parity_tests.harness.shapes import unchecked
+from reference_impl.mask import causal_mask, padding_mask
+
+pytestmark = [pytest.mark.level("ways in"), pytest.mark.precisions("f64"), pytest.mark.tiny]
+
+
+def mine(case: Case, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad(), unchecked():
+        return ours.read(reference(case), inputs)
+
+
+def theirs(case: Case, inputs: dict[str, Tensor], **options: Any) -> Tensor:
+    model = twin(case)
+    hf.forget(model)
+    return hf.run(model, "f64", inputs, **options).logits
+
+
+def batch_of(case: Case, name: str) -> Batch:
+    found = [batch for batch in batches_of(case) if batch.name == name]
+    if not found or found[0].ids is None:
+        pytest.skip(f"such a model reads nothing {name}")
+    return found[0]
+
+
+def test_embeddings_instead_of_ids(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "inputs_embeds")
+    batch, model = batch_of(case, "plain"), twin(case)
+    text = "source" if batch.source is not None else "ids"
+    if not hf.takes(model, "inputs_embeds"):
+        pytest.skip("this model takes ids alone")
+    with hf.lens_for("f64"):
+        embedded = model.get_input_embeddings()(batch.inputs[text])
+    beside = {name: x for name, x in batch.inputs.items() if name != text}
+    outcome = under_lens(theirs(case, beside, inputs_embeds=embedded), mine(case, dict(batch.inputs)))
+    recorder.check(case, "inputs_embeds", outcome)
+
+
+@pytest.mark.causal
+@pytest.mark.parametrize("dtype", ["bool", "float"])
+def test_a_mask_of_four_dimensions(case: Case, dtype: str, recorder: Recorder) -> None:
+    """(b, 1, s, s) as the caller wants it: here causal and padded, so that it says what the mask of two dimensions says."""
+    recorder.run(case, "accumulated", f"mask-4d.{dtype}")
+    batch = batch_of(case, "padded")
+    if "rope" not in vars(reference(case).config) or batch.real is None:
+        pytest.skip("only decoders built like Llama are asked for this")
+    slots = torch.arange(batch.length)
+    visible = causal_mask(slots, slots) & padding_mask(batch.inputs["real"])
+    mask = visible if dtype == "bool" else torch.zeros(visible.shape).double().masked_fill(~visible, torch.finfo().min)
+    beside = {name: x for name, x in batch.inputs.items() if name != "real"}
+    found = theirs(case, beside, attention_mask=mask)
+    recorder.check(case, f"mask-4d.{dtype}", under_lens(batch.kept(found), batch.kept(mine(case, dict(batch.inputs)))))
+
+
+@pytest.mark.causal
+@pytest.mark.parametrize("use_cache", [False, True], ids=["bare", "with-cache"])
+def test_several_texts_in_one_row(case: Case, use_cache: bool, recorder: Recorder) -> None:
+    """Positions that begin anew begin a new text, which sees nothing of those before it; a cache that is kept changes nothing."""
+    site = "packed.with-cache" if use_cache else "packed.bare"
+    recorder.run(case, "accumulated", site)
+    batch = batch_of(case, "plain")
+    if "rope" not in vars(reference(case).config):
+        pytest.skip("only decoders built like Llama are asked for this")
+    lengths, ids = (6, 9, 4), batch.inputs["ids"][:1]
+    alone = torch.cat([mine(case, {"ids": part}) for part in ids.split(lengths, 1)], 1)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed = theirs(case, {"ids": ids, "positions": positions}, use_cache=use_cache)
+    recorder.check(case, site, under_lens(packed, alone))
+
+
+@pytest.mark.causal
+@pytest.mark.parametrize("wanted", [1, 5, "indices"])
+def test_some_logits_only(case: Case, wanted: int | str, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", f"logits_to_keep.{wanted}")
+    batch = batch_of(case, "plain")
+    if not hf.takes(twin(case), "logits_to_keep"):
+        pytest.skip("this model gives all logits")
+    places = torch.tensor([2, 7, 18]) if wanted == "indices" else torch.arange(batch.length)[-int(wanted) :]
+    keep = places if wanted == "indices" else wanted
+    found = theirs(case, dict(batch.inputs), logits_to_keep=keep)
+    outcome = under_lens(found, mine(case, dict(batch.inputs))[:, places])
+    recorder.check(case, f"logits_to_keep.{wanted}", outcome)
+
+
+def test_positions_are_given_or_counted(case: Case, recorder: Recorder) -> None:
+    """Positions said to be 0, 1, 2 … are what a model counts by itself."""
+    recorder.run(case, "accumulated", "positions")
+    batch = batch_of(case, "plain")
+    if not reads(case).positions:
+        pytest.skip("this model numbers its tokens by itself")
+    steps = torch.arange(batch.length).expand(batch.rows, -1)
+    outcome = under_lens(theirs(case, {**batch.inputs, "positions": steps}), mine(case, dict(batch.inputs)))
+    recorder.check(case, "positions", outcome)
