@@ -17,15 +17,18 @@ ENV = .venv$(addprefix -transformers-,$(TRANSFORMERS))
 REPORT = $(addprefix --report parity-report/transformers-,$(TRANSFORMERS))
 ifneq ($(TRANSFORMERS),)
 $(if $(PYTHON),$(error TRANSFORMERS sets up an environment of its own, and PYTHON names yours: give one of them))
-$(foreach goal,$(filter-out parity real environment,$(MAKECMDGOALS)),\
-$(error TRANSFORMERS is for make parity and make real, not for make $(goal)))
+$(foreach goal,$(filter-out parity real facts environment,$(MAKECMDGOALS)),\
+$(error TRANSFORMERS is for make parity, make real and make facts, not for make $(goal)))
 endif
 
-.PHONY: parity test real gpu lint clean help environment
+.PHONY: parity test real gpu facts lint clean help environment
 .DEFAULT_GOAL := parity
 
 parity real gpu: environment
 	@$(RUN) -m parity_tests $@ $(REPORT) $(ARGS)
+
+facts: environment
+	@$(RUN) -m parity_tests facts
 
 # Everything runs even when something fails. pytest comes last: its summary is the closing line.
 test: environment
@@ -48,11 +51,12 @@ help:
 	@echo 'make test     everything: parity, the trained checkpoint, mapping, harness, tests of the tests, lint, types'
 	@echo 'make real     verify a trained checkpoint, fetched when it is not here'
 	@echo 'make gpu      as parity, on CUDA, in the active environment'
+	@echo 'make facts    what the seed documents state about torch and transformers, and whether it is so'
 	@echo 'make lint     ruff and pyright'
 	@echo 'make clean    remove reports, caches and the environments made here'
 	@echo
 	@echo 'PYTHON=python     use the active environment and install nothing (otherwise .venv, made when there is none)'
-	@echo 'TRANSFORMERS=4.57.6  parity, or real, with that release, in an environment of its own beside .venv'
+	@echo 'TRANSFORMERS=4.57.6  parity, real or facts with that release, in an environment of its own beside .venv'
 	@echo 'BASELINE=my.txt   other versions in .venv than those of fixtures/baseline.txt'
 	@echo 'OFFLINE=1         test without fetching the trained checkpoint'
 	@echo 'JOBS=2            how many processes make test uses'

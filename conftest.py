@@ -1,29 +1,31 @@
 """pytest's side of the suite: options, the header, cases generated from the family records, the report.
 
-Shape checking of the reference is switched on here, before anything imports it.
+Shape checking of the reference is switched on here. What takes long to import is imported where it is used, since xdist's
+controller uses none of it.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from jaxtyping import install_import_hook
 
-install_import_hook("reference_impl", "beartype.beartype")
+from parity_tests.harness import report, rows
+from parity_tests.harness.names import PRECISIONS
+from parity_tests.harness.report import Result
 
-from parity_tests.families import FAMILIES  # noqa: E402
-from parity_tests.harness import numerics, report, rows  # noqa: E402
-from parity_tests.harness.points import PRECISIONS, Options, cases, config_of, deviation_cases, points, usual  # noqa: E402
-from parity_tests.harness.recorder import Recorder  # noqa: E402
-from parity_tests.harness.report import Result  # noqa: E402
+if TYPE_CHECKING:
+    from parity_tests.harness.recorder import Recorder
+
+RECORDS = Path(__file__).parent / "parity_tests" / "families"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    families = sorted(path.stem for path in RECORDS.glob("*.py") if "\nFAMILY = " in path.read_text())
     group = parser.getgroup("parity", "hf-parity: what to compare")
-    group.addoption("--family", action="append", choices=sorted(FAMILIES), help="only this family (repeatable)")
+    group.addoption("--family", action="append", choices=families, help="only this family (repeatable)")
     group.addoption("--precision", action="append", choices=PRECISIONS, help="only this precision (repeatable)")
     group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
     group.addoption("--experts", action="append", help="only this way to run experts: eager, batched_mm, grouped_mm")
@@ -34,22 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
 
 
-def options_of(config: pytest.Config) -> Options:
-    """The command line's choice."""
-    chosen = config.option
-    return Options(
-        families=chosen.family,
-        precisions=chosen.precision,
-        attention=chosen.attention,
-        experts=chosen.experts,
-        device=chosen.device,
-        checkpoint=chosen.checkpoint,
-        trained=chosen.trained,
-    )
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process only hands tests to xdist's workers. It imports neither torch nor transformers."""
+    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    numerics.pin(config.option.device)
+    if not is_controller(config):
+        from jaxtyping import install_import_hook
+
+        install_import_hook("reference_impl", "beartype.beartype")  # before anything imports it
+
+        from parity_tests.harness import numerics
+
+        numerics.pin(config.option.device)
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
@@ -67,58 +67,32 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    options = options_of(metafunc.config)
-    if "point" in metafunc.fixturenames:
-        marker = metafunc.definition.get_closest_marker("level")
-        found = points(options, marker.args[0]) if marker else []
-        metafunc.parametrize("point", found, ids=map(str, found))
-    elif "deviation" in metafunc.fixturenames:
-        found = deviation_cases(options)
-        ids = [f"{case}-{deviation.name.replace(' ', '_')}" for case, deviation in found]
-        metafunc.parametrize(("case", "deviation"), found, ids=ids)
-    elif "case" in metafunc.fixturenames:
-        marker = metafunc.definition.get_closest_marker("precisions")
-        found = cases(options, marker.args if marker else PRECISIONS)
-        if metafunc.definition.get_closest_marker("one_backend"):
-            found = [case for case in found if usual(case)]
-        if metafunc.definition.get_closest_marker("half_precision_once"):
-            found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
-        if metafunc.definition.get_closest_marker("trained"):
-            found = [case for case in found if case.trained]
-        if metafunc.definition.get_closest_marker("tiny"):
-            found = [case for case in found if not case.trained]
-        if field := metafunc.definition.get_closest_marker("has"):
-            found = [case for case in found if hasattr(config_of(case), field.args[0])]
-        if metafunc.definition.get_closest_marker("causal"):
-            found = [case for case in found if case.record.reads(config_of(case)).causal]
-        if "kind" in metafunc.fixturenames:
-            pairs = [(case, kind) for case in found for kind in case.record.caches]
-            metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
-        else:
-            metafunc.parametrize("case", found, ids=map(str, found))
+    from parity_tests.harness.collection import parametrize
 
-
-def trained_case(item: pytest.Item) -> str:
-    """The case of a test of a trained model, as text; empty for every other test."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    case = getattr(parameters.get("point"), "case", parameters.get("case"))
-    return str(case) if getattr(case, "trained", False) else ""
+    parametrize(metafunc)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Trained models last and case by case, so that only one of them is in memory."""
+    from parity_tests.harness.collection import trained_case
+
     items.sort(key=trained_case)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    from parity_tests.harness import numerics
+    from parity_tests.harness.collection import rows_of, trained_case
+
     if item.config.option.rows:
-        item.user_properties.append(("rows", rows.rows_of(item)))
+        item.user_properties.append(("rows", rows_of(item)))
     numerics.share(numerics.CORES if trained_case(item) else 1)
 
 
 @pytest.fixture
 def recorder(request: pytest.FixtureRequest) -> Recorder:
     """Puts outcomes on record, and fails with a message that a person can act on."""
+    from parity_tests.harness.recorder import Recorder
+
     return Recorder(request)
 
 

@@ -51,7 +51,14 @@ def fetch(names: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch}
+def facts(arguments: Sequence[str]) -> int:
+    """Put what the seeds state about torch and transformers to the installed versions."""
+    from parity_tests.facts import table  # builds on transformers, which the other commands leave to pytest
+
+    return table.main()
+
+
+COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch, "facts": facts}
 
 
 def main() -> int:

@@ -119,6 +119,56 @@ def test_corrupt_safetensors(tmp_path: Path) -> None:
     refused(tmp_path, f"{file}: not a complete safetensors file")
 
 
+def write_bin(folder: Path, content: object) -> Path:
+    write_config(folder, CONFIG)
+    torch.save(content, folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+def test_an_old_folder_of_bin_files(tmp_path: Path) -> None:
+    write_bin(tmp_path / "one", TENSORS)
+    shards = [dict(list(TENSORS.items())[start::2]) for start in (0, 1)]
+    write_config(tmp_path / "two", CONFIG)
+    for i, shard in enumerate(shards):
+        torch.save(shard, tmp_path / "two" / f"pytorch_model-{i}.bin")
+    places = {name: f"pytorch_model-{i}.bin" for i, shard in enumerate(shards) for name in shard}
+    (tmp_path / "two" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    torch.save(TENSORS, tmp_path / "legacy.bin", _use_new_zipfile_serialization=False)
+    write_config(tmp_path / "old", CONFIG)
+    (tmp_path / "legacy.bin").rename(tmp_path / "old" / "pytorch_model.bin")
+    for folder in ("one", "two", "old"):
+        held = open_checkpoint(tmp_path / folder)
+        assert {name: t.tolist() for name, t in held.items()} == {name: t.tolist() for name, t in TENSORS.items()}
+        load(tmp_path / folder)
+
+
+class Code:
+    """What a hostile file would run when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("ran"),))
+
+
+def test_a_bin_file_that_would_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_bin(tmp_path / "hf", {**TENSORS, "more": Code()})
+    refused(tmp_path / "hf", f"{file}: not a complete file of tensors and nothing else (")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, -1], ids=["empty", "in-its-length", "in-its-header", "one-byte-short"])
+def test_truncated_bin(keep: int, tmp_path: Path) -> None:
+    file = write_bin(tmp_path, TENSORS)
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(tmp_path, f"{file}: not a complete file of tensors and nothing else (")
+
+
+@pytest.mark.parametrize("content", [[torch.ones(2)], {"a": {"b": torch.ones(2)}}, {3: torch.ones(2)}])
+def test_a_bin_file_of_something_else(content: object, tmp_path: Path) -> None:
+    file = write_bin(tmp_path, content)
+    refused(tmp_path, f"{file}: holds more than tensors by name")
+
+
 def test_truncated_gguf(tmp_path: Path) -> None:
     whole = write_gguf(tmp_path / "whole.gguf", CONFIG, TENSORS).read_bytes()
     for keep in [0, 3, *range(20, len(whole), len(whole) // 50), len(whole) - 64]:
@@ -239,6 +289,12 @@ def test_config_missing_or_no_json(tmp_path: Path) -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 32,
+}
 WRONG_CONFIGS = {
     "model_type": ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; supported are deepseek_v3, llama"),
     "no-model_type": ({"model_type": None}, "lacks the key 'model_type'; add it, one of deepseek_v3, llama"),
@@ -261,7 +317,24 @@ WRONG_CONFIGS = {
         {"head_dim": None, "num_attention_heads": 10},
         "hidden_size 24 is no multiple of num_attention_heads 10; give the width of a head",
     ),
-    "longrope": ({"rope_scaling": {"type": "longrope"}}, "rope_scaling.rope_type 'longrope' is not supported yet"),
+    "unknown-scaling": ({"rope_scaling": {"type": "ntk"}}, "rope_scaling.rope_type 'ntk' is not supported yet"),
+    "no-short-factor": ({"rope_scaling": {"type": "longrope"}}, "lacks the key 'rope_scaling.short_factor'; add it"),
+    "factors-of-another-width": (
+        {"rope_scaling": {**LONGROPE, "long_factor": [2.0, 3.0, 4.0]}},
+        "rope_scaling.long_factor has 3 numbers, and RoPE turns 4 pairs",
+    ),
+    "factor-is-no-list": (
+        {"rope_scaling": {**LONGROPE, "short_factor": 2.0}},
+        "rope_scaling.short_factor is 2.0 and must be a list of numbers above 0",
+    ),
+    "factor-of-nought": (
+        {"rope_scaling": {**LONGROPE, "short_factor": [1.0, 1.0, 1.0, 0]}},
+        "rope_scaling.short_factor is [1.0, 1.0, 1.0, 0] and must be a list of numbers above 0",
+    ),
+    "two-originals": (
+        {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+        "original_max_position_embeddings 16 contradicts rope_scaling.original_max_position_embeddings 32",
+    ),
     "no-factor": ({"rope_scaling": {"rope_type": "linear"}}, "lacks the key 'rope_scaling.factor'; add it"),
     "no-low-factor": (
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},

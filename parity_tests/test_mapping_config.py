@@ -65,6 +65,35 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.25, 2],
+        "long_factor": [1, 2.5, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+    },
+    "longrope-all-keys": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.25, 2.0],
+        "long_factor": [1.0, 2.5, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+        "factor": 3.0,
+        "attention_factor": 1.5,
+    },
+    "longrope-factor": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.25, 2.0],
+        "long_factor": [1.0, 2.5, 4.0, 8.0],
+        "original_max_position_embeddings": 32,
+        "factor": 3.0,
+    },
+    "longrope-no-original": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 3.0},
+    "longrope-shorter": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 32,
+        "factor": 0.5,
+    },
 }
 
 
@@ -99,8 +128,15 @@ def test_rope_is_read_as_transformers_reads_it(scaling: dict[str, Any] | None, b
     rope, rewritten = vars(config)["rope"], render_config(family, config, torch.float32)
     for raw in ({**base, "rope_scaling": scaling}, rewritten):
         theirs = ROTARY[base["model_type"]](AutoConfig.for_model(**json.loads(json.dumps(raw))))
-        assert torch.equal(rope.scaling.frequencies(rope.theta, rope.width, 64), theirs.inv_freq)
+        assert torch.equal(rope.scaling.frequencies(rope.theta, rope.width, 32), theirs.inv_freq)
         assert rope.scaling.amplitude() == theirs.attention_scaling
+
+
+def test_longrope_says_its_original_length_where_transformers_4_looks_for_it() -> None:
+    family, config = parse_config({**CONFIG, "rope_scaling": SCALINGS["longrope"]}, "hf")
+    written = render_config(family, config, torch.float32)
+    assert written["original_max_position_embeddings"] == 32  # and, as transformers 5 wants it, with the rest:
+    assert written["rope_scaling"] == {**(SCALINGS["longrope"] or {}), "type": "longrope", "factor": 2.0}
 
 
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)

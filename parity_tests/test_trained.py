@@ -11,9 +11,9 @@ from parity_tests.harness import hf
 from parity_tests.harness.batches import from_ids
 from parity_tests.harness.case import Case, reference, twin
 from parity_tests.harness.compare import under_lens
+from parity_tests.harness.failure import failure
 from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
-from parity_tests.harness.report import failure
 from parity_tests.harness.run import compare
 from weight_mapping import open_checkpoint
 from weight_mapping.rules import PairsToHalves

@@ -69,7 +69,7 @@ def test_a_mask_of_four_dimensions(case: Case, dtype: str, recorder: Recorder) -
 @pytest.mark.causal
 @pytest.mark.parametrize("use_cache", [False, True], ids=["bare", "with-cache"])
 def test_several_texts_in_one_row(case: Case, use_cache: bool, recorder: Recorder) -> None:
-    """Positions that begin anew begin a new text, which sees nothing of those before it; a cache that is kept changes nothing."""
+    """Positions that begin anew begin a new text, which sees nothing of those before it, cache or no cache."""
     site = "packed.with-cache" if use_cache else "packed.bare"
     recorder.run(case, "accumulated", site)
     batch = batch_of(case, "plain")

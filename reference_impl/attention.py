@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from reference_impl.cache import LayerCache
+from reference_impl.norm import RMSNorm
 from reference_impl.position import ROTATIONS, Pairing
 from reference_impl.precision import widen
 from reference_impl.site import Site
@@ -54,7 +55,7 @@ class MHA(nn.Module):
         self.v_proj = nn.Linear(d_memory or d_model, n_heads * d_head, bias=bias)
         self.o_proj = nn.Linear(n_heads * d_head, d_model, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.keys, self.values, self.probs = Site(), Site(), Site()
+        self.keys, self.values, self.probs, self.mixed = Site(), Site(), Site(), Site()
 
     def forward(
         self,
@@ -80,13 +81,15 @@ class MHA(nn.Module):
         if bias is not None:
             scores = scores + bias
         p = self.probs(softmax_attention(scores, visible))  # as (b, h, s, t)
-        return self.o_proj(merge_heads(self.dropout(p) @ v))
+        y = self.mixed(merge_heads(self.dropout(p) @ v))  # as (b, s, h * e)
+        return self.o_proj(y)
 
 
 class Attention(nn.Module):
     """LlamaAttention: grouped-query attention with RoPE, which is applied before the cache, and the cache before Repeat.
 
-    Seed 1, "MQA / GQA" and "LlamaAttention"; Ainslie et al. 2023.
+    qk_norm_eps: of the RMSNorms over each head of q and of k, before RoPE (QK-norm), which Qwen3Attention has.
+    Seed 1, "MQA / GQA", "LlamaAttention" and "Qwen3Attention"; Ainslie et al. 2023.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Attention(nn.Module):
         out_bias: bool,
         pairing: Pairing,
         dropout: float = 0.0,
+        qk_norm_eps: float | None = None,
     ):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.scale = n_heads, n_kv_heads, d_head**-0.5
@@ -108,6 +112,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d_model, n_kv_heads * d_head, bias=qkv_bias)
         self.v_proj = nn.Linear(d_model, n_kv_heads * d_head, bias=qkv_bias)
         self.o_proj = nn.Linear(n_heads * d_head, d_model, bias=out_bias)
+        self.q_norm = nn.Identity() if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
+        self.k_norm = nn.Identity() if qk_norm_eps is None else RMSNorm(d_head, qk_norm_eps)
         self.dropout = nn.Dropout(dropout)
         self.keys, self.values, self.probs = Site(), Site(), Site()
 
@@ -123,12 +129,14 @@ class Attention(nn.Module):
         visible: Bool[Tensor, "#b 1 s t"],
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b s d"]:
-        q = self.rotate(split_heads(self.q_proj(x), self.n_heads), *rope)  # as (b, h, s, e)
-        k = self.rotate(split_heads(self.k_proj(x), self.n_kv_heads), *rope)  # as (b, g, s, e)
+        q = self.q_norm(split_heads(self.q_proj(x), self.n_heads))  # as (b, h, s, e)
+        k = self.k_norm(split_heads(self.k_proj(x), self.n_kv_heads))  # as (b, g, s, e)
         v = split_heads(self.v_proj(x), self.n_kv_heads)  # as (b, g, s, e)
+        q, k = self.rotate(q, *rope), self.rotate(k, *rope)
         if cache is not None:
             k, v = cache.append(k, v)  # as (b, g, t, e)
         k, v = self.keys(k), self.values(v)
+        visible = visible[..., -k.shape[-2] :]  # a cache with a window has forgotten the first keys
 
         scores = q @ self.repeat(k).mT * self.scale  # as (b, h, s, t); scaled after the product, so rounded after it
         p = self.probs(softmax_attention(scores, visible))  # as (b, h, s, t)

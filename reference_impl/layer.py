@@ -1,5 +1,7 @@
 """The layer of the original Transformer and of its relatives, of the encoder and of the decoder."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -13,6 +15,9 @@ class TransformerLayer(nn.Module):
     dropout: on what each part adds. cross, cross_norm: CrossAttention and its norm, in decoders that read a memory.
     Seed 1, "TransformerEncoderLayer", "TransformerDecoderLayer", "BertLayer" and "GPT2Layer"; Vaswani et al. 2017, 3.1.
     """
+
+    cross: Any  # None in a layer that reads no memory
+    cross_norm: Any
 
     def __init__(
         self,
@@ -43,25 +48,22 @@ class TransformerLayer(nn.Module):
         memory_bias: Float[Tensor, "#b #h #s m"] | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "b s d"]:
-        """bias, memory_bias: added to the scores of self-attention, and to those of attention to the memory."""
+        """bias, memory_bias: added to the scores of self-attention, and to those of attention to the memory.
 
-        def attention(x: Tensor) -> Tensor:
-            return self.attn_dropout(self.attn(x, visible, bias=bias, cache=cache))
-
-        def cross_attention(x: Tensor) -> Tensor:
-            held = cache.memory if cache is not None else None
-            return self.cross_dropout(self.cross(x, memory_visible, memory=memory, bias=memory_bias, cache=held))
-
-        def network(x: Tensor) -> Tensor:
-            return self.ffn_dropout(self.ffn(x))
+        Errors: ValueError for a memory that this layer cannot read.
+        """
+        if memory is not None and self.cross is None:
+            raise ValueError("a memory is given to a layer that has no attention to one")
+        held = cache.memory if cache is not None else None
+        over_memory = {"memory": memory, "bias": memory_bias, "cache": held}
 
         if self.norm_first:
-            z = x + attention(self.attn_norm(x))
+            z = x + self.attn_dropout(self.attn(self.attn_norm(x), visible, bias=bias, cache=cache))
             if memory is not None:
-                z = z + cross_attention(self.cross_norm(z))
-            return z + network(self.ffn_norm(z))
+                z = z + self.cross_dropout(self.cross(self.cross_norm(z), memory_visible, **over_memory))
+            return z + self.ffn_dropout(self.ffn(self.ffn_norm(z)))
 
-        z = self.attn_norm(x + attention(x))
+        z = self.attn_norm(x + self.attn_dropout(self.attn(x, visible, bias=bias, cache=cache)))
         if memory is not None:
-            z = self.cross_norm(z + cross_attention(z))
-        return self.ffn_norm(z + network(z))
+            z = self.cross_norm(z + self.cross_dropout(self.cross(z, memory_visible, **over_memory)))
+        return self.ffn_norm(z + self.ffn_dropout(self.ffn(z)))

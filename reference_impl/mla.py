@@ -36,6 +36,7 @@ class MLA(nn.Module):
         bias: bool,
         mscale: float,
         pairing: Pairing,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.n_heads, self.kv_lora_rank = n_heads, kv_lora_rank
@@ -55,6 +56,7 @@ class MLA(nn.Module):
         self.kv_norm = RMSNorm(kv_lora_rank, LATENT_NORM_EPS)
         self.kv_b_proj = nn.Linear(kv_lora_rank, n_heads * (d_nope + d_v), bias=False)
         self.o_proj = nn.Linear(n_heads * d_v, d_model, bias=bias)
+        self.dropout = nn.Dropout(dropout)  # on the probabilities
         self.latent, self.rope_key, self.probs = Site(), Site(), Site()
 
     def query(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s hq"]:
@@ -96,7 +98,7 @@ class MLA(nn.Module):
         q = torch.cat([q_nope, q_rope], -1)  # as (b, h, s, d_nope + d_rope)
         k = torch.cat([k_nope, k_rope.expand(-1, self.n_heads, -1, -1)], -1)  # as (b, h, t, d_nope + d_rope)
         p = self.probs(softmax_attention(q @ k.mT * self.scale, visible))  # as (b, h, s, t)
-        return p @ v
+        return self.dropout(p) @ v
 
     def attend_absorbed(
         self,
@@ -112,4 +114,4 @@ class MLA(nn.Module):
         q = torch.cat([q_nope @ w_uk, q_rope], -1)  # as (b, h, s, r + d_rope)
         k = torch.cat([latent, k_rope], -1)  # as (b, 1, t, r + d_rope)
         p = self.probs(softmax_attention(q @ k.mT * self.scale, visible))  # as (b, h, s, t)
-        return p @ latent @ w_uv.mT
+        return self.dropout(p) @ latent @ w_uv.mT

@@ -45,3 +45,23 @@ class RMSNorm(nn.Module):
         mean_square = (wide * wide).mean(-1, keepdim=True)  # as (*batch, 1)
         unit = wide * torch.rsqrt(mean_square + self.eps)
         return self.weight * unit.to(x.dtype)  # back before the weight: the order of rounding that Llama was trained with
+
+
+class ImageNorm(nn.Module):
+    """GroupNorm of one group: LayerNorm over all channels and places of an image, with weight and bias by channel.
+
+    Wu and He 2018.
+    """
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Float[Tensor, "b d y x"]) -> Float[Tensor, "b d y x"]:
+        wide = widen(x)  # as in LayerNorm
+        centred = wide - wide.mean((1, 2, 3), keepdim=True)
+        variance = (centred * centred).mean((1, 2, 3), keepdim=True)  # as (b, 1, 1, 1)
+        weight, bias = (widen(p)[:, None, None] for p in (self.weight, self.bias))  # two of (d, 1, 1)
+        return (centred * torch.rsqrt(variance + self.eps) * weight + bias).to(x.dtype)

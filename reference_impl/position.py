@@ -1,9 +1,8 @@
-"""Rotary position embedding: frequencies, their scalings, the table of angles, and the rotation.
+"""Rotary position embedding: the table of angles, and the rotation.
 
 Seed 1, "RoPE"; Su et al. 2021. A *pair* is two of a head's components that turn together.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,134 +10,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from reference_impl.precision import wide_dtype
+from reference_impl.precision import wide_dtype, widen
+from reference_impl.rope_scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN  # noqa: F401
 from reference_impl.site import Site
 
-Pairing = Literal["halves", "pairs", "gathered"]
+Pairing = Literal["halves", "pairs", "gathered", "complex"]
 """Which components turn together: i with i + e/2 (GPT-NeoX), or 2i with 2i + 1 (the paper, Meta). "gathered" is 2i with
-2i + 1 as well, and lists the first of all pairs before the second of all: q and k alike, so no score changes.
+2i + 1 as well, and lists the first of all pairs before the second of all: q and k alike, so no score changes. "complex" is
+"pairs", computed on complex numbers, which have no half precision.
 """
-
-
-def inverse_frequencies(theta: float | Tensor, width: int) -> Float[Tensor, " p"]:
-    """1 / theta^(2i / width), in radians a position, computed in float32 as every checkpoint was trained with."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-    return 1.0 / theta**exponents
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unscaled:
-    """RoPE as published: no change of the frequencies."""
-
-    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
-        """Angles a position, in radians, for a sequence of `length` positions."""
-        return inverse_frequencies(theta, width)
-
-    def amplitude(self) -> float:
-        """What cos and sin are multiplied with."""
-        return 1.0
-
-    def score_factor(self) -> float:
-        """What q and k are each multiplied with beyond 1 / sqrt(width), where a model takes that from its scaling."""
-        return 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Linear(Unscaled):
-    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
-
-    factor: float
-
-    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
-        return inverse_frequencies(theta, width) / self.factor
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicNTK(Unscaled):
-    """NTK-aware scaling that sets in past `max_positions` and grows with the length: theta is enlarged so that the
-    slowest pair is interpolated and the fastest hardly changes. The table depends on `length`, so a token decoded
-    later is rotated otherwise than the same token in one pass: that is the method, not an error.
-    """
-
-    factor: float
-    max_positions: int
-
-    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
-        if length <= self.max_positions:
-            return inverse_frequencies(theta, width)
-        stretch = self.factor * torch.tensor(length) / self.max_positions - (self.factor - 1)  # in float32
-        return inverse_frequencies(theta * stretch ** (width / (width - 2)), width)
-
-
-@dataclass(frozen=True, kw_only=True)
-class YaRN(Unscaled):
-    """YaRN (Peng et al. 2023): fast pairs keep their frequency, slow ones are divided by `factor`, a ramp between.
-
-    `beta_fast` and `beta_slow` are turns made over `original_positions`: pairs with more turns than beta_fast are
-    kept, with fewer than beta_slow interpolated. `rounded` moves the ramp's ends to whole pairs.
-    """
-
-    factor: float
-    original_positions: int
-    beta_fast: float
-    beta_slow: float
-    rounded: bool
-    attention_factor: float | None
-    mscale: float | None
-    mscale_all_dim: float | None
-
-    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
-        def pair_with(turns: float) -> float:
-            return width * math.log(self.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-        first, last = pair_with(self.beta_fast), pair_with(self.beta_slow)
-        if self.rounded:
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, width - 1)
-        if first == last:
-            last += 0.001  # a step rather than a division by nought
-        pairs = torch.arange(width // 2, dtype=torch.float32)
-        kept = 1 - ((pairs - first) / (last - first)).clamp(0, 1)  # 1 for fast pairs, 0 for slow ones
-        period = theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-        return (1.0 / (self.factor * period)) * (1 - kept) + (1.0 / period) * kept
-
-    def amplitude(self) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
-        return yarn_mscale(self.factor, 1.0)
-
-    def score_factor(self) -> float:
-        return yarn_mscale(self.factor, self.mscale_all_dim) if self.mscale_all_dim else 1.0
-
-
-def yarn_mscale(factor: float, weight: float) -> float:
-    """YaRN's temperature, 0.1 * weight * ln(factor) + 1: the root of what it multiplies the scores with."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama3(Unscaled):
-    """Llama 3.1's scaling: wavelengths above original / low_freq_factor are stretched by `factor`, those below
-    original / high_freq_factor kept, those between blended by where they lie.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_positions: int
-
-    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
-        plain = inverse_frequencies(theta, width)
-        wavelength = 2 * math.pi / plain  # in positions
-        kept = (self.original_positions / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        blended = (1 - kept) * plain / self.factor + kept * plain
-        slow = wavelength > self.original_positions / self.low_freq_factor
-        fast = wavelength < self.original_positions / self.high_freq_factor
-        return torch.where(slow, plain / self.factor, torch.where(fast, plain, blended))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +48,9 @@ class RotaryEmbedding(nn.Module):
         angle = positions[..., None].to(wide) * frequency.to(wide)  # as (b, s, p)
         cos = angle.cos() * config.scaling.amplitude()
         sin = angle.sin() * config.scaling.amplitude()
-        return self.cos(cos.to(dtype)), self.sin(sin.to(dtype))
+        if config.pairing != "complex":
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        return self.cos(cos), self.sin(sin)
 
 
 def rotate_halves(
@@ -196,4 +78,13 @@ def rotate_gathered(
     return rotate_halves(torch.cat([x[..., 0::2], x[..., 1::2]], -1), cos, sin)
 
 
-ROTATIONS = {"halves": rotate_halves, "pairs": rotate_pairs, "gathered": rotate_gathered}
+def rotate_complex(
+    x: Float[Tensor, "b h s e"], cos: Float[Tensor, "#b s p"], sin: Float[Tensor, "#b s p"]
+) -> Float[Tensor, "b h s e"]:
+    """Turn component 2i with 2i + 1, as the product of x[2i] + i x[2i+1] with exp(i angle), in float32 or better."""
+    numbers = torch.view_as_complex(widen(x).unflatten(-1, (-1, 2)).contiguous())  # as (b, h, s, p)
+    turned = numbers * torch.complex(cos, sin).unsqueeze(1)
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+ROTATIONS = {"halves": rotate_halves, "pairs": rotate_pairs, "gathered": rotate_gathered, "complex": rotate_complex}

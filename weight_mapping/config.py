@@ -105,13 +105,14 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     layout = family.layouts["hf"]
     values = _fields_of(config)
     architecture = family.architecture if isinstance(family.architecture, str) else family.architecture(config)
-    out: dict[str, Value] = {"architectures": [architecture], "model_type": layout.names[0]}
+    out: dict[str, Value] = {"model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
     for key, entry in _first_keys(layout).items():
         group, _, part = key.rpartition(".")
         value = values.get(entry.field)
         if value is not None or entry.kind.null:
             (scaling if group else out)[part] = None if value is None else entry.kind.write(value)
+    out["architectures"] = [architecture]
     out |= {key: of(config) for key, of in layout.implied.items()}
     if family.rope_width is not None:
         # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it
@@ -164,8 +165,9 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
 
 
 def _check_implied(raw: Mapping[str, Value], layout: str, family: Family[C], config: C) -> None:
-    for key, of in family.layouts[layout].implied.items():
-        if not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
+    own = family.layouts[layout]
+    for key, of in own.implied.items():
+        if key not in own.keys and not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
             follows = f"and {json.dumps(of(config))} follows from the other keys; keep what is right"
             raise MappingError(f"{key} is {json.dumps(raw[key])}, {follows}")
 

@@ -55,8 +55,10 @@ def _numbers(value: Value) -> tuple[float, ...] | None:
 COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
 COUNT_OR_NULL = replace(COUNT, says="a whole number above 0 or null", absent=(), null=True)
 WHOLE = Kind("a whole number of 0 or more", lambda v: v if type(v) is int and v >= 0 else None)
+WHOLE_OR_NULL = replace(WHOLE, says="a whole number of 0 or more or null", absent=(), null=True)
 POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
 AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
+PROBABILITY = Kind("a number from 0 to 1", lambda v: None if (p := _number(v, 0)) is None or p > 1 else p)
 FLAG = Kind("true or false", lambda v: v if type(v) is bool else None)
 TEXT = Kind("a string", lambda v: v if type(v) is str else None)
 NUMBERS = Kind("a list of numbers above 0", _numbers, list)  # a tuple in the config, which is frozen
@@ -99,7 +101,7 @@ class Layout(Generic[C]):
     tensors_say: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
     """Fields that the layout leaves to the tensors."""
     implied: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
-    """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless."""
+    """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless or read."""
 
     def spelled(self, name: str) -> str:
         """The key to write a field under: the first that gives it; the field's own name where none does."""

@@ -1,6 +1,6 @@
 """What HF's decoders have in common around their blocks: names of tensors, keys of config.json."""
 
-from weight_mapping.family import COUNT, FLAG, POSITIVE, TEXT, Key
+from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, Key
 from weight_mapping.rope import HF_ROPE_KEYS
 from weight_mapping.rules import Drop, Rule, rename, tie
 
@@ -17,8 +17,12 @@ KEYS = {
     "rms_norm_eps": Key("norm_eps", POSITIVE),
     "attention_bias": Key("attention_bias", FLAG),
     "tie_word_embeddings": Key("tied_head", FLAG),
+    "attention_dropout": Key("attention_dropout", AMOUNT),
     **HF_ROPE_KEYS,
 }
+
+UNBIASED_KEYS = {key: entry for key, entry in KEYS.items() if key != "attention_bias"}
+"""The same for families that do not leave it to the config whether attention has biases."""
 
 
 def trunk(tied_head: bool) -> tuple[Rule, ...]:
@@ -30,6 +34,30 @@ def trunk(tied_head: bool) -> tuple[Rule, ...]:
         rename(HERE + "input_layernorm.weight", THERE + "attn_norm.weight"),
         rename(HERE + "post_attention_layernorm.weight", THERE + "ffn_norm.weight"),
         rename("model.norm.weight", "norm.weight"),
+    )
+
+
+def grouped_attention() -> tuple[Rule, ...]:
+    """The four projections of LlamaAttention with their biases, and the norms of QK-norm."""
+    here, there = HERE + "self_attn.", THERE + "attn."
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return (
+        *(rename(f"{here}{name}.{{part}}", f"{there}{name}.{{part}}") for name in projections),
+        *(rename(f"{here}{name}.weight", f"{there}{name}.weight") for name in ("q_norm", "k_norm")),
+    )
+
+
+def latent_attention() -> tuple[Rule, ...]:
+    """MLA's projections and norms, without kv_b_proj, which layouts cut in different ways."""
+    here, there = HERE + "self_attn.", THERE + "attn."
+    return (
+        rename(here + "q_proj.weight", there + "q_proj.weight"),
+        rename(here + "q_a_proj.{part}", there + "q_a_proj.{part}"),
+        rename(here + "q_a_layernorm.weight", there + "q_norm.weight"),
+        rename(here + "q_b_proj.weight", there + "q_b_proj.weight"),
+        rename(here + "kv_a_proj_with_mqa.{part}", there + "kv_a_proj.{part}"),
+        rename(here + "kv_a_layernorm.weight", there + "kv_norm.weight"),
+        rename(here + "o_proj.{part}", there + "o_proj.{part}"),
     )
 
 

@@ -1,7 +1,9 @@
-"""The hub's container: a folder of safetensors files and a config.json."""
+"""The hub's container: a folder of a config.json and of safetensors files, or of the .bin files from before them."""
 
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,25 +58,57 @@ class _Safetensors(Mapping[str, Tensor]):
         return len(self._names)
 
 
+class _Bin(Mapping[str, Tensor]):
+    """One .bin file that torch.save wrote, memory-mapped where its age allows it. Only tensors are taken out of it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise MappingError(
+                f"{path}: not a complete file of tensors and nothing else ({reason}); fetch it again from a source you trust"
+            ) from error
+        if not isinstance(found, dict) or not all(isinstance(x, Tensor) and type(n) is str for n, x in found.items()):
+            raise MappingError(f"{path}: holds more than tensors by name; save its state_dict alone")
+        self._tensors: dict[str, Tensor] = found
+
+    def header(self, name: str) -> Tensor:
+        return torch.empty_like(self._tensors[name], device="meta")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 class HFFolder(Checkpoint):
     """A folder with config.json and, in model.safetensors or in the shards that its index names, the tensors.
 
-    Where there are both, model.safetensors counts, as for transformers. A name may be a symbolic link, as all are
-    in the hub's cache, but the index names nothing outside the folder.
+    Where there are both, model.safetensors counts, as for transformers; then pytorch_model.bin, or its shards. A name may be
+    a symbolic link, as all are in the hub's cache, but the index names nothing outside the folder.
     """
 
     layout = "hf"
     WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+    OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+    LISTINGS = (WEIGHTS, INDEX, OLD_WEIGHTS, OLD_INDEX)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        return (path / cls.WEIGHTS).is_file() or (path / cls.INDEX).is_file()
+        return any((path / name).is_file() for name in cls.LISTINGS)
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self._opened: dict[str, _Safetensors] = {}
-        if (path / self.WEIGHTS).is_file():
-            self._files = dict.fromkeys(self._shard(self.WEIGHTS), self.WEIGHTS)
+        self._opened: dict[str, _Safetensors | _Bin] = {}
+        self._listing = next(name for name in self.LISTINGS if (path / name).is_file())
+        if self._listing in (self.WEIGHTS, self.OLD_WEIGHTS):
+            self._files = dict.fromkeys(self._shard(self._listing), self._listing)
         else:
             self._files = self._read_index()
 
@@ -87,8 +121,7 @@ class HFFolder(Checkpoint):
         return read_json(self.config_file)
 
     def file(self, name: str) -> Path:
-        listing = self.WEIGHTS if (self.path / self.WEIGHTS).is_file() else self.INDEX
-        return self.path / self._files.get(name, listing)
+        return self.path / self._files.get(name, self._listing)
 
     def header(self, name: str) -> Tensor:
         return self._holder(name).header(name)
@@ -105,31 +138,32 @@ class HFFolder(Checkpoint):
     def __len__(self) -> int:
         return len(self._files)
 
-    def _holder(self, name: str) -> _Safetensors:
+    def _holder(self, name: str) -> _Safetensors | _Bin:
         if name not in self._files:
             raise self._missing(name)
         return self._shard(self._files[name])
 
-    def _shard(self, file: str) -> _Safetensors:
+    def _shard(self, file: str) -> _Safetensors | _Bin:
         """A file, opened when it is first needed and held against what the index says of it."""
         if file not in self._opened:
-            self._opened[file] = shard = _Safetensors(self.path / file)
-            if file != self.WEIGHTS:
+            kind = _Bin if file.endswith(".bin") else _Safetensors
+            self._opened[file] = shard = kind(self.path / file)
+            if file != self._listing:
                 self._check_shard(file, shard)
         return self._opened[file]
 
-    def _check_shard(self, file: str, shard: _Safetensors) -> None:
+    def _check_shard(self, file: str, shard: _Safetensors | _Bin) -> None:
         for name, holder in self._files.items():
             if holder == file and name not in shard:
-                why = f"is missing, and {self.INDEX} puts it here"
+                why = f"is missing, and {self._listing} puts it here"
                 raise MissingTensorError(f"{shard.path}: tensor {name!r} {why}; fetch both again")
         for name in shard:
             if self._files.get(name) != file:
-                why = f"is unexpected, {self.INDEX} does not put it here"
+                why = f"is unexpected, {self._listing} does not put it here"
                 raise MappingError(f"{shard.path}: tensor {name!r} {why}; fetch both again")
 
     def _read_index(self) -> dict[str, str]:
-        index = self.path / self.INDEX
+        index = self.path / self._listing
         files = read_json(index).get("weight_map")
         if not isinstance(files, dict):
             raise MappingError(f"{index}: has no 'weight_map' from tensors to files; fetch it again")

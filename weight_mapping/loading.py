@@ -81,21 +81,25 @@ def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, T
         )
         raise MappingError(f"{checkpoint.config_file}: {few}")
     mapping = plan_for(family, config, checkpoint.layout)
+    spelled = mapping.spelled_as(checkpoint.keys())
     try:
-        mapping.check({name: checkpoint.header(name) for name in checkpoint})
-        return mapping.carry(checkpoint)
+        spelled.check({name: checkpoint.header(name) for name in checkpoint})
+        return spelled.carry(checkpoint)
     except TensorError as error:
-        keys = " and ".join(_blame(checkpoint, family, config, error.tensor))
+        keys = " and ".join(_blame(checkpoint, family, config, error.tensor, mapping.own_name(error.tensor)))
         says = f"; {checkpoint.config_file.name} says {keys}" if keys else ""
         raise MappingError(f"{checkpoint.file(error.tensor)}: {error}{says}") from None
 
 
-def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str) -> Iterator[str]:
-    """The keys that decide whether a tensor is there, or how long its wrong axes are: found by changing each."""
+def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str, own_name: str) -> Iterator[str]:
+    """The keys that decide whether a tensor is there, or how long its wrong axes are: found by changing each.
+
+    own_name: what the table calls the tensor.
+    """
 
     def expected(config: C) -> torch.Size | None:
         table, parameters = family.tables[checkpoint.layout](config), parameters_of(_empty(family, config))
-        empty = source_of(tensor, table, parameters)
+        empty = source_of(own_name, table, parameters)
         return None if empty is None else empty.shape
 
     asked = expected(config)

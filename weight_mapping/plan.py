@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,26 @@ class Plan:
     """What it may hold as well or instead: further names of a tied tensor."""
     targets: Mapping[str, Tensor]
     """What the model holds."""
+    spellings: Mapping[str, tuple[str, ...]]
+    """The further spellings of a name of `sources` or `copies`, where it has any."""
+
+    def spelled_as(self, names: Collection[str]) -> "Plan":
+        """The same plan for a file with these names, which may be other spellings than the table's."""
+        found = {
+            name: next((other for other in others if other in names), name)
+            for name, others in self.spellings.items()
+            if name not in names
+        }
+
+        def spelled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {found.get(name, name): tensor for name, tensor in tensors.items()}
+
+        rules = tuple(replace(rule, sources=tuple(found.get(name, name) for name in rule.sources)) for rule in self.rules)
+        return replace(self, rules=rules, sources=spelled(self.sources), copies=spelled(self.copies))
+
+    def own_name(self, name: str) -> str:
+        """The table's spelling of a name of a file."""
+        return next((own for own, others in self.spellings.items() if name in others), name)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise TensorError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
@@ -85,8 +105,11 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     """
     targets = {name: torch.empty_like(p, device="meta", requires_grad=False) for name, p in parameters.items()}
     rules = tuple(r for rule in table.rules for r in _expand(rule, table.index) if _applies(r, targets))
-    drops = ((name, drop) for drop in table.drops if not drop.beside for name in spelled_out(drop.source, table.index))
-    _claim_once("tensor", itertools.chain(((name, r) for r in rules for name in r.sources), drops))
+    drops = tuple(replace(drop, source=source) for drop in table.drops for source in table.spellings(drop.source))
+    dropped = ((name, drop) for drop in drops if not drop.beside for name in spelled_out(drop.source, table.index))
+    spellings = {name: table.spellings(name) for rule in rules for name in rule.sources}
+    claimed = ((name, rule) for rule in rules for own in rule.sources for name in spellings[own])
+    _claim_once("tensor", itertools.chain(claimed, dropped))
     written = _claim_once("parameter", ((name, r) for r in rules for name in r.targets))
     for name in targets:
         if name not in written:
@@ -96,7 +119,15 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     for rule in rules:  # what the file must hold is what the inverse makes of the model
         sources |= _undo(rule, tuple(targets[name] for name in rule.targets))
     copies = {name: sources[rule.sources[0]] for rule in rules if rule.tied for name in rule.sources[1:]}
-    return Plan(rules=rules, drops=table.drops, index=table.index, sources=sources, copies=copies, targets=targets)
+    return Plan(
+        rules=rules,
+        drops=drops,
+        index=table.index,
+        sources=sources,
+        copies=copies,
+        targets=targets,
+        spellings={name: found[1:] for name, found in spellings.items() if found[1:]},
+    )
 
 
 def source_of(name: str, table: Table, parameters: Mapping[str, Tensor]) -> Tensor | None:

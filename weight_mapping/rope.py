@@ -1,10 +1,10 @@
 """RoPE in configs: the keys of both generations of config.json and of GGUF, and which scaling needs which."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
-from reference_impl.position import DynamicNTK, Linear, Llama3, Unscaled, YaRN
-from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, Default, Key
+from reference_impl.rope_scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
+from weight_mapping.family import AMOUNT, COUNT, FLAG, NUMBERS, POSITIVE, TEXT, Default, Key
 
 _POSITIVE_OR_UNSET = replace(POSITIVE, absent=(None, 0))
 _PARTS = {
@@ -21,6 +21,8 @@ _PARTS = {
     "mscale_all_dim": Key("rope.mscale_all_dim", AMOUNT),
     "low_freq_factor": Key("rope.low_freq_factor", POSITIVE),
     "high_freq_factor": Key("rope.high_freq_factor", POSITIVE),
+    "short_factor": Key("rope.short_factor", NUMBERS),
+    "long_factor": Key("rope.long_factor", NUMBERS),
 }
 
 HF_ROPE_KEYS = {
@@ -32,7 +34,7 @@ HF_ROPE_KEYS = {
 
 
 def gguf_rope_keys(architecture: str) -> dict[str, Key]:
-    """The keys of one architecture. GGUF knows no dynamic scaling, and keeps llama3's in a tensor."""
+    """The keys of one architecture. GGUF knows no dynamic scaling, and keeps llama3's and longrope's in tensors."""
     return {
         f"{architecture}.rope.freq_base": Key("rope.theta", POSITIVE),
         f"{architecture}.rope.scaling.type": Key("rope.type", replace(TEXT, absent=(None, "none"))),
@@ -45,10 +47,26 @@ def gguf_rope_keys(architecture: str) -> dict[str, Key]:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A scaling of the reference, and the defaults of those of its fields that need not be given."""
+    """A scaling of the reference, and the defaults of those of its fields that need not be given.
+
+    one_a_pair: the fields that list a number for each rotary pair. beside: the keys that transformers 4 looks for
+    beside rope_scaling and not in it.
+    """
 
     make: type[Unscaled]
     defaults: Mapping[str, Default] = field(default_factory=dict)
+    one_a_pair: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of its fields among those of a config."""
+        return tuple(f"rope.{part.name}" for part in fields(self.make))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those that a layout must be able to say: all that have no default."""
+        return tuple(part for part in self.parts if part not in self.defaults)
 
 
 SCALINGS = {
@@ -69,4 +87,14 @@ SCALINGS = {
         },
     ),
     "llama3": Scaling(Llama3, {"rope.original_positions": lambda f: f["max_positions"]}),
+    "longrope": Scaling(
+        LongRoPE,
+        {
+            "rope.original_positions": lambda f: f["max_positions"],
+            "rope.factor": lambda f: f["max_positions"] / f["rope.original_positions"],
+            "rope.attention_factor": None,
+        },
+        one_a_pair=("rope.short_factor", "rope.long_factor"),
+        beside=("original_max_position_embeddings",),
+    ),
 }

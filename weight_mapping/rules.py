@@ -174,6 +174,24 @@ class Drop:
     otherwise: str = ""
 
 
+@dataclass(frozen=True)
+class Alias:
+    """Another spelling of names in some files: the one `*` of `ours` and of `other` stands for the same text.
+
+        Alias("transformer.*", "*")         # the trunk's names without their prefix
+        Alias("*LayerNorm.bias", "*LayerNorm.beta")
+    """
+
+    ours: str
+    other: str
+
+    def __call__(self, name: str) -> str | None:
+        """The other spelling of a name, or None where it has none."""
+        prefix, suffix = self.ours.split("*")
+        inside = name.removeprefix(prefix).removesuffix(suffix)
+        return self.other.replace("*", inside) if prefix + inside + suffix == name else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """One layout of one model. A rule whose targets the model lacks (its biases, say) is passed over."""
@@ -181,3 +199,12 @@ class Table:
     index: Index
     rules: tuple[Rule, ...]
     drops: tuple[Drop, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    """How files may spell the names too, by any of these or by several. What is written has the table's spelling."""
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """A name, or a pattern of names, in every spelling; its own is the first."""
+        found = [name]
+        for alias in self.aliases:
+            found += [other for other in map(alias, found) if other is not None]
+        return tuple(dict.fromkeys(found))

@@ -17,16 +17,8 @@ from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.ffn import GatedFFN
 from reference_impl.norm import RMSNorm
-from reference_impl.position import (
-    Llama3,
-    RopeConfig,
-    RotaryEmbedding,
-    Unscaled,
-    YaRN,
-    inverse_frequencies,
-    rotate_halves,
-    rotate_pairs,
-)
+from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, rotate_pairs
+from reference_impl.rope_scaling import Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
 
 YARN_KNOWN = (
     Known(
@@ -47,6 +39,23 @@ YARN_KNOWN = (
         explained="YaRN's ramp from max_position_embeddings",
     ),
 )
+
+WAYS_KNOWN = (
+    Known(
+        name="eager attention adds a boolean mask of four dimensions to the scores",
+        sites=("mask-4d.bool",),
+        attention=("eager",),
+        downstream=False,
+        link="found here: see Findings in the README",
+    ),
+    Known(
+        name="several texts in one row see each other when a cache is kept",
+        sites=("packed.with-cache",),
+        downstream=False,
+        link="found here: see Findings in the README",
+    ),
+)
+"""Of every decoder built like Llama: a mask is taken as it comes, and positions are looked at where there is no cache."""
 
 Change = Callable[[nn.Module], None]
 
@@ -208,6 +217,40 @@ LLAMA3 = Deviation(
     variants=("rope-llama3",),
 )
 
+
+def _one_set(chosen: Callable[[LongRoPE], tuple[float, ...]]) -> Change:
+    """The same factors at every length."""
+
+    def change(module: RotaryEmbedding) -> None:
+        scaling = module.config.scaling
+        if isinstance(scaling, LongRoPE):
+            same = replace(scaling, short_factor=chosen(scaling), long_factor=chosen(scaling))
+            _with_rope(scaling=same)(module)
+
+    return each(RotaryEmbedding, change)
+
+
+LONGROPE = (
+    Deviation(
+        name="longrope's long factors at every length",
+        site="rope.cos",
+        apply=_one_set(lambda scaling: scaling.long_factor),
+        variants=("rope-longrope",),
+    ),
+    Deviation(
+        name="longrope's short factors at every length",
+        site="rope.cos",
+        apply=_one_set(lambda scaling: scaling.short_factor),
+        variants=("rope-longrope",),
+    ),
+    Deviation(
+        name="longrope's attention factor is left out",
+        site="rope.cos",
+        apply=_scaling(LongRoPE, lambda _: {"amplitude": lambda: 1.0}),
+        variants=("rope-longrope",),
+    ),
+)
+
 # --- attention ---
 
 
@@ -312,15 +355,20 @@ def _padding_shown(visible: Tensor) -> Tensor:
     return torch.ones(s, t, dtype=torch.bool, device=visible.device).tril(t - s).expand_as(visible)
 
 
-def _masked(change: Callable[[Tensor], Tensor]) -> Change:
-    return each(Decoder, lambda model: setattr(model.mask, "forward", change))
+def masks(kind: type[nn.Module]) -> tuple[Deviation, ...]:
+    """Departures of the mask of a decoder of this kind, which makes one for all layers."""
+
+    def masked(change: Callable[[Tensor], Tensor]) -> Change:
+        return each(kind, lambda model: setattr(model.mask, "forward", change))
+
+    return (
+        Deviation(name="a query sees one token ahead", site="mask", apply=masked(_one_ahead)),
+        Deviation(name="a query does not see itself", site="mask", apply=masked(_own_slot_hidden)),
+        Deviation(name="padding is visible", site="mask", apply=masked(_padding_shown)),
+    )
 
 
-MASK = (
-    Deviation(name="a query sees one token ahead", site="mask", apply=_masked(_one_ahead)),
-    Deviation(name="a query does not see itself", site="mask", apply=_masked(_own_slot_hidden)),
-    Deviation(name="padding is visible", site="mask", apply=_masked(_padding_shown)),
-)
+MASK = masks(Decoder)
 
 # --- feed-forward ---
 
@@ -350,12 +398,12 @@ FFN_BIAS = Deviation(
 
 
 def _post_norm(self: Any, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
-    z = self.attn_norm(x + self.attn(x, rope, visible, cache))
+    z = self.attn_norm(x + self.attn(x, rope, self.mask(visible), cache))
     return self.ffn_norm(z + self.ffn(z))
 
 
 def _parallel(self: Any, x: Tensor, rope: Any, visible: Tensor, cache: Any = None) -> Tensor:
-    return x + self.attn(self.attn_norm(x), rope, visible, cache) + self.ffn(self.ffn_norm(x))
+    return x + self.attn(self.attn_norm(x), rope, self.mask(visible), cache) + self.ffn(self.ffn_norm(x))
 
 
 def pre_norm_layer(kind: type[nn.Module]) -> tuple[Deviation, ...]:
@@ -380,13 +428,13 @@ def _last_norm_left_out(model: Decoder) -> None:
     model.norm.forward = lambda x: x
 
 
-def _restarting(model: Decoder) -> None:
+def _restarting(model: Any) -> None:
     forward = model.forward
 
-    def restarted(ids: Tensor, *, positions: Any = None, real: Any = None, cache: KVCache | None = None) -> Tensor:
+    def restarted(ids: Tensor, *, positions: Any = None, **given: Any) -> Tensor:
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
-        return forward(ids, positions=positions, real=real, cache=cache)
+        return forward(ids, positions=positions, **given)
 
     model.forward = restarted
 
@@ -410,16 +458,27 @@ class _OneSlotEarly(LayerCache):
         return keys, values
 
 
-def _cache_of(kind: type[LayerCache]) -> Change:
-    def change(model: Decoder) -> None:
-        def new_cache() -> KVCache:
-            cache = KVCache(len(model.layers))
-            cache.layers = [kind() for _ in cache.layers]
-            return cache
+def caches(kind: type[nn.Module]) -> tuple[Deviation, ...]:
+    """Departures that only a run over a cache shows, of a decoder of this kind."""
 
-        model.new_cache = new_cache
+    def of(entry: type[LayerCache]) -> Change:
+        def change(model: Any) -> None:
+            made = model.new_cache
 
-    return each(Decoder, change)
+            def new_cache() -> KVCache:
+                cache = made()
+                cache.layers = [entry(right.memory) for right in cache.layers]
+                return cache
+
+            model.new_cache = new_cache
+
+        return each(kind, change)
+
+    return (
+        Deviation(name="positions restart after the cache", site="cache", apply=each(kind, _restarting)),
+        Deviation(name="the cache puts new keys before the old", site="cache", apply=of(_Prepending)),
+        Deviation(name="the cache writes one slot early", site="cache", apply=of(_OneSlotEarly)),
+    )
 
 
 def trunk(*, many_layers: tuple[str, ...]) -> tuple[Deviation, ...]:
@@ -428,7 +487,5 @@ def trunk(*, many_layers: tuple[str, ...]) -> tuple[Deviation, ...]:
         Deviation(name="embedding scaled by the root of d_model", site="embed", apply=each(Decoder, _embedding_scaled)),
         Deviation(name="layers in lexical order", site="attn_norm", apply=each(Decoder, _lexical), variants=many_layers),
         Deviation(name="last norm left out", site="norm", apply=each(Decoder, _last_norm_left_out)),
-        Deviation(name="positions restart after the cache", site="cache", apply=each(Decoder, _restarting)),
-        Deviation(name="the cache puts new keys before the old", site="cache", apply=_cache_of(_Prepending)),
-        Deviation(name="the cache writes one slot early", site="cache", apply=_cache_of(_OneSlotEarly)),
+        *caches(Decoder),
     )

@@ -9,10 +9,13 @@ from reference_impl.models.llama import LlamaLayer
 FAMILY = Family(
     name="llama",
     hf_class="LlamaForCausalLM",
+    rows=("L5", "M4"),
+    inert={"pretraining_tp": "nothing reads it; releases that did sliced the products, which rounds otherwise"},
     variants=tiny.VARIANTS,
     units=decoder_units(inside=LLAMA_LAYER),
     known=(
         *shared.YARN_KNOWN,
+        *shared.WAYS_KNOWN,
         Known(
             name="dynamic NTK keeps the table of the longest call",
             sites=("repeated",),
@@ -29,6 +32,7 @@ FAMILY = Family(
         shared.scaled(("rope-*",)),
         *shared.yarn(("rope-yarn",)),
         shared.LLAMA3,
+        *shared.LONGROPE,
         *shared.ATTENTION,
         *shared.MASK,
         *shared.gated_ffn(),

@@ -82,7 +82,8 @@ class Reads:
     causal: token by token, over a cache if one likes, so that it generates. padding: the sides that padding may be on.
     positions: whether they can be given; reach: there are that many, where they come from a table. types: kinds of token,
     0 for none. memory: width of the encoder's output that it attends to. source: vocabulary of the text that an encoder of
-    its own reads, and start: the token that its answer begins with.
+    its own reads, and start: the token that its answer begins with. shiftable: whether a row padded on the left is the row alone;
+    not where positions are slots.
     """
 
     vocab_size: int
@@ -94,13 +95,14 @@ class Reads:
     memory: int = 0
     source: int = 0
     start: int = 0
+    shiftable: bool = True
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def batch(self, name: str, shape: tuple[int, int], pads: Pads | None = None, positions: Tensor | None = None) -> Batch:
         """Tokens (b, s), padded so, and whatever else this model reads beside them."""
         ids = tokens(name, shape, self.vocab_size)
         found = {"ids": ids}
-        if pads is not None:
+        if pads is not None and self.padding:
             found["real"] = padded(ids, pads)
             positions = positions_of(found["real"]) if positions is None else positions
         if self.positions and positions is not None:
@@ -150,7 +152,8 @@ class Reads:
             kept = {"ids", "real", "memory", "memory_real"}  # positions follow from what is real
             return Batch(name=name, inputs={key: x for key, x in made.inputs.items() if key in kept})
         source = tokens(f"{name}.source", shape, self.source)
-        real = {} if pads is None else {"source_real": padded(source, pads)}
+        sided = pads if self.shiftable or pads is None else [(right, left) for left, right in pads]
+        real = {} if sided is None else {"source_real": padded(source, sided)}
         return Batch(name=name, inputs={"ids": torch.full((shape[0], 1), self.start), "source": source, **real})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from parity_tests.harness import hf
+from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, reference, twin
 from parity_tests.harness.memory import of_model
@@ -18,7 +18,7 @@ def generate_both(case: Case, prompt: Batch, n_new: int, *, eos: int | None = No
 
     def mine() -> Tensor:
         with unchecked():
-            return generate_greedy(model, **prompt.inputs, n_new=n_new, eos=() if eos is None else (eos,))
+            return generate_greedy(model, **ours.cast(model, prompt.inputs), n_new=n_new, eos=() if eos is None else (eos,))
 
     key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
     options = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}

@@ -226,7 +226,9 @@ def static_cache(model: Any, rows: int, length: int) -> Any:
         "dtype": parameter.dtype,
     }
     chosen = {name: value for name, value in optional.items() if name in names}
-    return transformers.StaticCache(config=model.config, max_cache_len=length, **chosen)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=length, **chosen)
+    reads_memory = any(getattr(model.config, name, False) for name in ("is_encoder_decoder", "add_cross_attention"))
+    return transformers.EncoderDecoderCache(cache, transformers.DynamicCache()) if reads_memory else cache
 
 
 def run(
@@ -301,8 +303,13 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
 
         return hook
 
+    def end(name: str) -> Any:
+        return lambda module, args, output: setattr(calls[name], "output", _cloned(output))
+
     for unit in units:
         handles.append(model.get_submodule(unit.hf).register_forward_hook(keep(unit.name), with_kwargs=True))
+        if unit.until is not None:
+            handles.append(model.get_submodule(unit.until).register_forward_hook(end(unit.name)))
     forget(model)
     try:
         output = run(model, precision, batch.inputs, **_probabilities_kept(model))

@@ -69,8 +69,13 @@ def new_cache(model: Any) -> Any:
 
 def read(model: Any, inputs: Mapping[str, Tensor], cache: Any = None) -> Tensor:
     """The reference's output: logits, mostly."""
-    given = {name: x.to(_dtype(model)) if x.is_floating_point() else x for name, x in inputs.items()}
+    given = cast(model, inputs)
     return model(**given) if cache is None else model(**given, cache=cache)
+
+
+def cast(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch's inputs, those that are floats in the model's dtype."""
+    return {name: x.to(_dtype(model)) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -10,11 +10,11 @@ from typing import Any
 from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
+from parity_tests.harness.names import PRECISIONS
 from parity_tests.harness.record import Backend, Deviation, Family
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
-PRECISIONS = ("f64", "f32", "bf16", "f16")
 TRAINED_PRECISIONS = ("f64", "f32")
 """A trained model is compared in half precision only when asked: thirty layers say no more of rounding than three."""
 
@@ -61,8 +61,8 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
                 Case(family.name, variant, precision, backend, options.device)
                 for variant in family.variants
                 for precision in chosen
-                for backend in backends_of(family, variant)
-                if options.takes(backend) and precision in backend.precisions
+                for backend in backends_of(family.name, variant, precision)
+                if options.takes(backend)
             ]
     for path in trained_checkpoints(options):
         family = FAMILIES[family_of(path)]
@@ -79,19 +79,31 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
 DEEP = 10
 """A variant of more layers than this shows their order, and a backend shows nothing there that it does not elsewhere."""
 
+ROUNDED = 2
+"""So many variants of a family, the first ones, are compared in every precision and with every backend. What rounding does
+depends on these and hardly on the flags, which the others are about: those are compared under the lens with every backend,
+and in float32 and bfloat16 with one.
+"""
 
-def backends_of(family: Family, variant: str) -> tuple[Backend, ...]:
-    """The backends that a variant is compared with, which for a deep one is the first alone."""
-    config = parse_config(family.variants[variant], "hf")[1]
-    fitting = tuple(backend for backend in family.backends if backend.serves(variant))
-    return fitting[:1] if vars(config).get("n_layers", 0) > DEEP else fitting
+
+@cache
+def backends_of(family: str, variant: str, precision: str) -> tuple[Backend, ...]:
+    """The backends that a variant is compared with in a precision."""
+    record = FAMILIES[family]
+    fitting = tuple(b for b in record.backends if b.serves(variant) and precision in b.precisions)
+    config = parse_config(record.variants[variant], "hf")[1]
+    if vars(config).get("n_layers", 0) > DEEP:
+        return fitting[:1]
+    if precision == "f64" or list(record.variants).index(variant) < ROUNDED:
+        return fitting
+    return () if precision == "f16" else fitting[:1]
 
 
 def usual(case: Case) -> bool:
     """Whether this is the backend that its precision is usually run with; of a trained model, any that was asked for."""
     if case.trained:
         return True
-    backends = [b for b in backends_of(case.record, case.variant) if case.precision in b.precisions]
+    backends = backends_of(case.family, case.variant, case.precision)
     return case.backend == backends[0 if case.precision == "f64" else -1]
 
 

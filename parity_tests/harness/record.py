@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -13,6 +12,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from parity_tests.harness.batches import Reads
+from parity_tests.harness.names import kind_of
 
 
 @dataclass
@@ -84,6 +84,7 @@ class Unit:
     None: compared as it runs inside the model only.
     where: the layers that have it. routes: reads the experts (n, k) that transformers chose, from a router's unit.
     rows: what the seeds describe that this shows, beside the family's own. layer: the one that it is in.
+    until: the module that ends the block, where transformers has none for it and `hf` only begins it.
     """
 
     name: str
@@ -96,12 +97,14 @@ class Unit:
     routes: Callable[[Call], Tensor | None] | None = None
     rows: tuple[str, ...] = ()
     layer: int | None = None
+    until: str | None = None
 
     def at(self, layer: int, **place: Any) -> Unit:
         """This unit in one layer; `{layer}` in its paths is the number, unless `place` says otherwise."""
         place = {"layer": layer, **place}
         named = {"name": self.name.format(**place), "hf": self.hf.format(**place), "layer": layer}
-        return Unit(**{**vars(self), **named})
+        until = self.until.format(**place) if self.until else None
+        return Unit(**{**vars(self), **named, "until": until})
 
     def site_name(self, site: Site) -> str:
         """The full name of a site: `layers.1.attn.probs`."""
@@ -111,14 +114,6 @@ class Unit:
 def in_layers(units: Sequence[Unit], config: Any, n_layers: int) -> list[Unit]:
     """Units of a layer, once for each layer that has them, in the order in which they run."""
     return [unit.at(layer) for layer in range(n_layers) for unit in units if unit.where(config, layer)]
-
-
-def kind_of(site_name: str) -> str:
-    """A site's name without numbers: `layers.1.attn.probs` -> `attn.probs`, `layers.1` -> `layer`, `encoder.layers.0.attn` ->
-    `encoder.attn`.
-    """
-    kind = re.sub(r"(^|\.)layers(?:\.\d+)+$", r"\1layer", site_name)
-    return re.sub(r"(^|\.)layers(?:\.\d+)+\.", r"\1", kind)
 
 
 @dataclass(frozen=True, kw_only=True)

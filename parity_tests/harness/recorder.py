@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case
 from parity_tests.harness.compare import Outcome, absent, refused
+from parity_tests.harness.failure import failure, plain_failure
+from parity_tests.harness.names import kind_of
 from parity_tests.harness.points import Point
-from parity_tests.harness.record import Known, kind_of
-from parity_tests.harness.report import Result, as_property, failure, plain_failure
+from parity_tests.harness.record import Known
+from parity_tests.harness.report import Result, as_property
 from parity_tests.harness.run import Run, compare, explain
 
 
@@ -42,6 +45,15 @@ class Recorder:
         except hf.Absent as reason:
             self.keep(case, mode, site, absent(str(reason)))
             pytest.skip(f"absent: {reason}")
+        except hf.Crashed as reason:
+            self.check(case, site, refused(str(reason)))
+            pytest.skip(f"known: {reason}")
+
+    @contextmanager
+    def crashing(self, case: Case, site: str) -> Iterator[None]:
+        """Where transformers may raise in the middle of a test: that is judged at `site`, and where it is known the test ends."""
+        try:
+            yield
         except hf.Crashed as reason:
             self.check(case, site, refused(str(reason)))
             pytest.skip(f"known: {reason}")

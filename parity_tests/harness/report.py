@@ -1,4 +1,4 @@
-"""What a person and a program read: the failure, the verdict, report.json."""
+"""What a person and a program read at the end: the verdict, report.json. Imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fixtures import tiny
-from parity_tests.harness.case import Case
-from parity_tests.harness.compare import Outcome
-from parity_tests.harness.record import kind_of
-from parity_tests.harness.run import Difference, Run, explain
+from fixtures.identity import content_hash
+from parity_tests.harness.names import PRECISIONS, kind_of
+
+if TYPE_CHECKING:
+    from parity_tests.harness.case import Case
+    from parity_tests.harness.compare import Outcome
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
 LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in")
@@ -86,15 +86,17 @@ def versions() -> dict[str, str]:
 
 def device_name(device: str) -> str:
     """`cpu`, or the accelerator by its name."""
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"{device} ({torch.cuda.get_device_name()})"
-    return device
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else device
 
 
 def header(device: str) -> list[str]:
     """What stands above a test run."""
     found = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return [f"parity: {found}", f"parity: device {device_name(device)}, fixtures {tiny.content_hash()[:8]}"]
+    return [f"parity: {found}", f"parity: device {device_name(device)}, fixtures {content_hash()[:8]}"]
 
 
 def write(results: Sequence[Result], folder: Path, device: str) -> Path:
@@ -102,70 +104,9 @@ def write(results: Sequence[Result], folder: Path, device: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
     rows = [asdict(result) for result in results]
-    content = {"versions": versions(), "device": device_name(device), "fixtures": tiny.content_hash(), "results": rows}
+    content = {"versions": versions(), "device": device_name(device), "fixtures": content_hash(), "results": rows}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
-
-
-# --- a failure ---
-
-
-def _number(x: float) -> str:
-    return f"{x:.5g}"
-
-
-def _how_well(error: float) -> str:
-    return f"to {error:.0e}" if error else "exactly"
-
-
-def failure(run: Run, difference: Difference, again: str) -> str:
-    """The few lines that say what differs first, by how much, why perhaps, and how to see it again."""
-    case, outcome = run.case, difference.outcome
-    given = "" if difference.input_error is None else f"input agrees {_how_well(difference.input_error)}, "
-    lines = [
-        case.setting,
-        f"  first difference   {difference.site}   {given}"
-        + (outcome.note or f"output is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
-    ]
-    if outcome.worst:
-        place, theirs, mine = outcome.worst
-        lines.append(
-            f"  worst element      {list(place)}   transformers {_number(theirs)}   reference {_number(mine)}"
-            f"   (batch {difference.traced.batch.name}, padding left out)"
-        )
-    lines.append(f"  explained by       {_explanation(run, difference)}")
-    lines += _footer(case, again)
-    return "\n".join(lines)
-
-
-def _explanation(run: Run, difference: Difference) -> str:
-    if not run.lens:
-        return "not tried: run the same id with f64, where agreement is no accident of rounding"
-    found = explain(run, difference)
-    if found is None:
-        return f"none of the {len(run.case.record.deviations)} deviations that {run.case.family} lists"
-    deviation, error = found
-    return f'"{deviation.name}" — with it the reference agrees {_how_well(error)}'
-
-
-def _footer(case: Case, again: str) -> list[str]:
-    found = versions()
-    under = ", ".join(f"{name} {found[name]}" for name in ("transformers", "torch"))
-    return [f"  under              {under}, fixture {tiny.content_hash()[:8]}", f"  again              pytest {again}"]
-
-
-def plain_failure(case: Case, what: str, outcome: Outcome, again: str, explanation: str | None = None) -> str:
-    """A failure that is not tied to one site: caches and generation."""
-    lines = [
-        case.setting,
-        f"  difference         {what}   " + (outcome.note or f"off by {outcome.error:.1e} (bar {outcome.bar:.0e})"),
-    ]
-    if outcome.worst:
-        place, theirs, mine = outcome.worst
-        lines.append(f"  worst element      {list(place)}   {_number(theirs)} against {_number(mine)}")
-    if explanation:
-        lines.append(f"  explained by       {explanation}")
-    return "\n".join(lines + _footer(case, again))
 
 
 # --- the verdict ---
@@ -197,7 +138,7 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     families: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         families[result.family].append(result)
-    precisions = [p for p in ("f64", "f32", "bf16", "f16") if any(r.precision == p for r in results)]
+    precisions = [p for p in PRECISIONS if any(r.precision == p for r in results)]
     found = versions()
     title = f"transformers {found['transformers']} against the reference (torch {found['torch']}, {device_name(device)})"
     looks = {"title_justify": "left", "caption_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}

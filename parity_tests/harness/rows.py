@@ -1,18 +1,13 @@
-"""What the seeds describe, row by row, and the tests that show it."""
+"""What the seeds describe, row by row, and the tests that show it. Imports nothing that takes long."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import pytest
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from parity_tests.harness.points import config_of
-from parity_tests.harness.record import Family, kind_of
 
 ROWS = {
     "A1": "MHA, self-attention",
@@ -62,35 +57,6 @@ Outcome = tuple[str, list[str]]
 
 ONLY_AT = {"L": ("layer",), "M": ("model", "generation")}
 """Rows of layers and of models are shown at their level; the others by every test of what they are about."""
-
-
-def rows_of(item: pytest.Item) -> list[str]:
-    """The rows that a test shows: by its markers, and by the record of the family and of the unit that it compares."""
-    found = [row for marker in item.iter_markers("rows") for row in marker.args]
-    unknown = [row for row in found if row not in ROWS]
-    if unknown:
-        raise pytest.UsageError(f"{item.nodeid} shows {', '.join(unknown)}, which are no rows of the seeds")
-    level = item.get_closest_marker("level")
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    point, case = parameters.get("point"), parameters.get("case")
-    case = point.case if point is not None else case
-    if case is None:
-        return found
-    levels = (level.args[0],) if level else ()
-    family = [row for row in case.record.rows if not levels or levels[0] in ONLY_AT.get(row[0], levels)]
-    unit = unit_rows(case.record, config_of(case), point.kind) if point is not None else []
-    cached = ["G1"] if levels and levels[0] in ("cache", "generation") else []
-    return list(dict.fromkeys([*found, *family, *unit, *cached]))
-
-
-def unit_rows(family: Family, config: Any, kind: str) -> list[str]:
-    """The rows that a kind of site shows beside those of its family."""
-    return [
-        row
-        for unit in family.units_of(config)
-        if unit.rows and any(kind_of(unit.site_name(site)) == kind for site in unit.sites)
-        for row in unit.rows
-    ]
 
 
 def _counted(outcomes: Iterable[Outcome]) -> Mapping[str, Counter[str]]:

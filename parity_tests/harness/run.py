@@ -27,7 +27,8 @@ from parity_tests.harness.compare import (
     worse,
 )
 from parity_tests.harness.memory import of_model, once
-from parity_tests.harness.record import Call, Deviation, Known, Site, Unit, kind_of
+from parity_tests.harness.names import kind_of
+from parity_tests.harness.record import Call, Deviation, Known, Site, Unit
 from parity_tests.harness.shapes import unchecked
 
 Values = Mapping[str, Tensor]
@@ -261,9 +262,11 @@ def _agrees_with(run: Run, difference: Difference, deviation: Deviation) -> floa
     if difference.input_error is not None:
         call = traced.theirs[unit.name]
         values: Values = ours.isolated(model, unit, call, traced.mine, torch.float64)
+        judged = [unit]
     else:
+        judged = [other for other in run.units if kind_of(other.name) == kind_of(unit.name)]  # of every layer
         values = ours.trace(model, traced.batch, run.units)
-    outcomes = [run.judge(unit, site, traced, values, values) for site in unit.sites]
+    outcomes = [run.judge(each, site, traced, values, values) for each in judged for site in each.sites]
     if any(outcome.verdict == "differs" for outcome in outcomes):
         return None
     return max((outcome.error for outcome in outcomes if outcome.verdict == "same"), default=None)

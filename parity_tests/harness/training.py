@@ -75,8 +75,8 @@ def layout_of(model: nn.Module, theirs: nn.Module) -> Plan:
     names = {name for name, _ in theirs.named_parameters()} - set(hf.frozen(theirs))
     for layout in ("transformers5", "hf"):
         if layout in family.tables:
-            plan = plan_for(family, config, layout, buffers=False)
-            if names <= {*plan.sources, *plan.copies}:
+            plan = plan_for(family, config, layout, buffers=False).spelled_as(names)
+            if names <= {*plan.sources, *plan.copies, *plan.dropped(names)}:
                 return plan
     raise AssertionError(f"no layout of {type(model).__name__} has all of {sorted(names)}")
 
@@ -118,7 +118,9 @@ def _gradients(model: nn.Module, theirs: nn.Module, plan: Plan) -> Outcome:
     for name, parameter in theirs.named_parameters():
         if parameter.requires_grad:
             has = parameter.grad is not None
-            if bool(there[name].any()) != has:
+            if name not in there and not has:
+                continue  # the layout drops it, as what nothing reads
+            if name not in there or bool(there[name].any()) != has:
                 return refused(f"{name} has {'a' if has else 'no'} gradient in transformers, and in the reference not so")
             other = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             worst = max(worst, (float((mine[name] - other).norm() / norm), name))
@@ -131,7 +133,7 @@ def _step(model: nn.Module, theirs: nn.Module, plan: Plan) -> Outcome:
         torch.optim.AdamW([p for p in side.parameters() if p.requires_grad], **SETTINGS).step()
     own = {name: p.detach() for name, p in parameters_of(model, buffers=False).items()}
     mine, norm = _carried(plan, own), _norm(own.values())
-    moved = [(name, p.detach()) for name, p in theirs.named_parameters() if p.requires_grad]
+    moved = [(name, p.detach()) for name, p in theirs.named_parameters() if p.requires_grad and name in mine]
     error, name = max((float((mine[name] - p).norm() / norm), name) for name, p in moved)
     return measured(error, GRADIENT_BAR, name)
 

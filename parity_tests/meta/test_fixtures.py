@@ -14,7 +14,7 @@ from fixtures import tiny
 from fixtures.values import fill, integers, linear
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import Case
-from parity_tests.harness.points import config_of
+from parity_tests.harness.points import backends_of, config_of
 from parity_tests.harness.record import Backend
 from parity_tests.harness.run import compare
 
@@ -51,9 +51,11 @@ def test_every_value_is_exact_in_half_precision_and_none_is_default(family: str,
 @pytest.mark.parametrize(("family", "variant"), VARIANTS, ids=str)
 def test_attention_is_peaked_and_scores_spread(family: str, variant: str) -> None:
     """A flat softmax would hide a wrong score."""
-    run = compare(Case(family, variant, "f64", FAMILIES[family].backends[0]))
-    batch = next(t for t in run.traces if t.batch.name == "long")
+    run = compare(Case(family, variant, "f64", backends_of(family, variant, "f64")[0]))
+    batch = run.traces[-1]  # the longest
     probs = [value for name, value in batch.mine.items() if name.endswith("attn.probs")]
+    if not probs:
+        pytest.skip("no softmax, no attention")
     last = torch.stack([p[:, :, -1] for p in probs])  # the last query sees 45 keys
     spread = last.clamp_min(1e-300).log().std(-1).mean()
     assert spread > 1, f"the scores' standard deviation is {spread:.2f}"

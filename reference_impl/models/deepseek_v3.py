@@ -37,6 +37,7 @@ class DeepseekV3Config:
     norm_eps: float
     rope: RopeConfig
     attention_bias: bool
+    attention_dropout: float
     activation: str
     tied_head: bool
 
@@ -56,6 +57,7 @@ class DeepseekV3Layer(PreNormLayer):
             d_rope=config.d_rope,
             d_v=config.d_v,
             bias=config.attention_bias,
+            dropout=config.attention_dropout,
             mscale=config.rope.scaling.score_factor(),
             pairing=config.rope.pairing,
         )

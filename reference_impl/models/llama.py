@@ -24,6 +24,7 @@ class LlamaConfig:
     norm_eps: float
     rope: RopeConfig
     attention_bias: bool
+    attention_dropout: float
     mlp_bias: bool
     activation: str
     tied_head: bool
@@ -43,6 +44,7 @@ class LlamaLayer(PreNormLayer):
             qkv_bias=config.attention_bias,
             out_bias=config.attention_bias,
             pairing=config.rope.pairing,
+            dropout=config.attention_dropout,
         )
         self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
         self.ffn = GatedFFN(
@@ -51,7 +53,7 @@ class LlamaLayer(PreNormLayer):
 
 
 class LlamaModel(Decoder):
-    """LMHead(RMSNorm(LlamaLayer^N(TokenEmbedding(ids)))). No position is added at the input, and there is no dropout."""
+    """LMHead(RMSNorm(LlamaLayer^N(TokenEmbedding(ids)))). No position is added at the input, and only attention may drop."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__(

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.deepseek_v3 import DeepseekV3Config, DeepseekV3Model
-from weight_mapping import hf_decoder
+from weight_mapping import hf_decoder, hf_experts
 from weight_mapping.family import COUNT, COUNT_OR_NULL, FLAG, POSITIVE, WHOLE, Check, Family, Key, Layout, given
 from weight_mapping.hf_decoder import HERE, THERE
-from weight_mapping.rules import Concatenate, Drop, Rule, Stack, Table, rename
+from weight_mapping.rules import Concatenate, Drop, Rule, Table, rename
 
 
 def hf(config: DeepseekV3Config) -> Table:
@@ -18,9 +18,7 @@ def hf(config: DeepseekV3Config) -> Table:
 
 def transformers5(config: DeepseekV3Config) -> Table:
     """What transformers 5 has in memory: a layer's experts in two tensors, (x, 2f, d) and (x, d, f)."""
-    here, there = HERE + "mlp.experts.", THERE + "ffn.experts."
-    together = (rename(here + name, there + name) for name in ("gate_up_proj", "down_proj"))
-    return _table(config, *together, rename(*KV_B))
+    return _table(config, *hf_experts.together(HERE + "mlp.experts", THERE + "ffn.experts"), rename(*KV_B))
 
 
 def absorbed(config: DeepseekV3Config) -> Table:
@@ -35,26 +33,13 @@ KV_B = (HERE + "self_attn.kv_b_proj.weight", THERE + "attn.kv_b_proj.weight")
 
 
 def _experts_apart(config: DeepseekV3Config) -> tuple[Rule, ...]:
-    one, all_ = HERE + "mlp.experts.{expert}.", THERE + "ffn.experts."
-    joined = Concatenate((config.d_ff_expert, config.d_ff_expert), dim=1)
-    gate_up = (one + "gate_proj.weight", one + "up_proj.weight")
-    return (
-        Rule(gate_up, (all_ + "gate_up_proj",), (Stack(into=2), joined)),
-        rename(one + "down_proj.weight", all_ + "down_proj", Stack()),
-    )
+    return hf_experts.apart(HERE + "mlp.experts.{expert}", THERE + "ffn.experts", config.d_ff_expert)
 
 
 def _table(config: DeepseekV3Config, *varying: Rule) -> Table:
-    here, there = HERE + "self_attn.", THERE + "attn."
     rules = (
         *hf_decoder.trunk(config.tied_head),
-        rename(here + "q_proj.weight", there + "q_proj.weight"),
-        rename(here + "q_a_proj.{part}", there + "q_a_proj.{part}"),
-        rename(here + "q_a_layernorm.weight", there + "q_norm.weight"),
-        rename(here + "q_b_proj.weight", there + "q_b_proj.weight"),
-        rename(here + "kv_a_proj_with_mqa.{part}", there + "kv_a_proj.{part}"),
-        rename(here + "kv_a_layernorm.weight", there + "kv_norm.weight"),
-        rename(here + "o_proj.{part}", there + "o_proj.{part}"),
+        *hf_decoder.latent_attention(),
         *hf_decoder.gated(HERE + "mlp", THERE + "ffn"),
         rename(HERE + "mlp.gate.weight", THERE + "ffn.router.weight"),
         rename(HERE + "mlp.gate.e_score_correction_bias", THERE + "ffn.router.bias"),
@@ -165,6 +150,7 @@ FAMILY = Family(
                 "max_positions": 4096,
                 "norm_eps": 1e-6,
                 "attention_bias": False,
+                "attention_dropout": 0.0,
                 "activation": "silu",
                 "tied_head": False,
                 "rope.theta": 10000.0,

@@ -2,24 +2,19 @@
 
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.llama import LlamaConfig, LlamaModel
-from weight_mapping import hf_decoder
-from weight_mapping.family import COUNT, FLAG, POSITIVE, Check, Family, Key, Layout
+from weight_mapping import gguf_decoder, hf_decoder
+from weight_mapping.family import COUNT, FLAG, Check, Family, Key, Layout
 from weight_mapping.hf_decoder import HERE, THERE
-from weight_mapping.rope import gguf_rope_keys
-from weight_mapping.rules import Drop, PairsToHalves, Table, rename
+from weight_mapping.rules import PairsToHalves, Table
 
 
 def hf(config: LlamaConfig) -> Table:
     """The names of the hub: model.safetensors as transformers writes it."""
-    here, there = HERE + "self_attn.", THERE + "attn."
     return Table(
         index={"layer": range(config.n_layers), "part": ("weight", "bias")},
         rules=(
             *hf_decoder.trunk(config.tied_head),
-            rename(here + "q_proj.{part}", there + "q_proj.{part}"),
-            rename(here + "k_proj.{part}", there + "k_proj.{part}"),
-            rename(here + "v_proj.{part}", there + "v_proj.{part}"),
-            rename(here + "o_proj.{part}", there + "o_proj.{part}"),
+            *hf_decoder.grouped_attention(),
             *hf_decoder.gated(HERE + "mlp", THERE + "ffn"),
         ),
         drops=(hf_decoder.OLD_BUFFERS,),
@@ -29,32 +24,10 @@ def hf(config: LlamaConfig) -> Table:
 def gguf(config: LlamaConfig) -> Table:
     """GGUF's names. Its q and k rows are in the paper's order, the components that turn together side by side."""
     q, k = PairsToHalves(config.n_heads), PairsToHalves(config.n_kv_heads)
-    here, there = "blk.{layer}.", "layers.{layer}."
     return Table(
         index={"layer": range(config.n_layers), "part": ("weight", "bias")},
-        rules=(
-            rename("token_embd.weight", "embed.weight"),
-            rename("output.weight", "lm_head.weight"),  # a tied head is not stored
-            rename(here + "attn_norm.weight", there + "attn_norm.weight"),
-            rename(here + "attn_q.{part}", there + "attn.q_proj.{part}", q),
-            rename(here + "attn_k.{part}", there + "attn.k_proj.{part}", k),
-            rename(here + "attn_v.{part}", there + "attn.v_proj.{part}"),
-            rename(here + "attn_output.{part}", there + "attn.o_proj.{part}"),
-            rename(here + "ffn_norm.weight", there + "ffn_norm.weight"),
-            rename(here + "ffn_gate.{part}", there + "ffn.gate_proj.{part}"),
-            rename(here + "ffn_up.{part}", there + "ffn.up_proj.{part}"),
-            rename(here + "ffn_down.{part}", there + "ffn.down_proj.{part}"),
-            rename("output_norm.weight", "norm.weight"),
-        ),
-        drops=(
-            Drop(
-                source="rope_freqs.weight",
-                reason="divisors of RoPE's frequencies, all 1",
-                only_if=1.0,
-                otherwise="divides RoPE's frequencies as llama3's scaling does, whose parameters GGUF does not hold: "
-                "not supported yet, take the HF checkpoint",
-            ),
-        ),
+        rules=gguf_decoder.rules(q=(q,), k=(k,)),
+        drops=(gguf_decoder.SCALED_FREQUENCIES,),
     )
 
 
@@ -63,6 +36,7 @@ _DEFAULTS = {
     "d_head": lambda f: f["d_model"] // f["n_heads"] if f["d_model"] % f["n_heads"] == 0 else None,
     "activation": "silu",
     "attention_bias": False,
+    "attention_dropout": 0.0,
     "mlp_bias": False,
     "tied_head": False,
     "rope.theta": 10000.0,
@@ -108,20 +82,7 @@ FAMILY = Family(
         ),
         "gguf": Layout(
             names=("llama",),
-            keys={
-                "llama.vocab_size": Key("vocab_size", COUNT),
-                "llama.embedding_length": Key("d_model", COUNT),
-                "llama.feed_forward_length": Key("d_ff", COUNT),
-                "llama.block_count": Key("n_layers", COUNT),
-                "llama.attention.head_count": Key("n_heads", COUNT),
-                "llama.attention.head_count_kv": Key("n_kv_heads", COUNT),
-                "llama.attention.key_length": Key("d_head", COUNT),
-                "llama.attention.value_length": Key("d_head", COUNT),
-                "llama.rope.dimension_count": Key("d_head", COUNT),
-                "llama.context_length": Key("max_positions", COUNT),
-                "llama.attention.layer_norm_rms_epsilon": Key("norm_eps", POSITIVE),
-                **gguf_rope_keys("llama"),
-            },
+            keys=gguf_decoder.keys("llama"),
             only={
                 "llama.expert_count": (0,),
                 "llama.expert_used_count": (0,),
@@ -130,8 +91,7 @@ FAMILY = Family(
             harmless=("llama.tensor_data_layout", "llama.rope.scaling.finetuned"),
             defaults=_DEFAULTS,
             tensors_say={
-                "vocab_size": lambda c: c.shape("token_embd.weight")[0],
-                "tied_head": lambda c: "output.weight" not in c,
+                **gguf_decoder.TENSORS_SAY,
                 "attention_bias": lambda c: "blk.0.attn_q.bias" in c,
                 "mlp_bias": lambda c: "blk.0.ffn_up.bias" in c,
             },

@@ -1,0 +1,76 @@
+"""What `make facts` prints: every statement with its verdict, and those that no longer hold, or never did, at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parity_tests.facts import FACTS
+from parity_tests.facts.record import Verdict, judge
+from parity_tests.harness import numerics
+from parity_tests.harness.report import versions
+
+WIDTH = 100
+STYLES = {"holds": "green", "changed": "yellow", "not here": "dim", "contradicted": "bold red", "holds again": "bold red"}
+
+
+def _word(verdict: Verdict) -> Text:
+    changed = verdict.fact.changed
+    word = changed.when if verdict.word == "changed" and changed is not None else verdict.word
+    return Text(word, STYLES[verdict.word])
+
+
+def _statements(verdicts: Sequence[Verdict]) -> Table:
+    found = versions()
+    title = f"What the seeds say of torch {found['torch']} and transformers {found['transformers']}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), width=WIDTH)
+    table.add_column("place", ratio=24)
+    table.add_column("statement", ratio=58)
+    table.add_column("verdict", ratio=18)
+    place = ""
+    for verdict in verdicts:
+        table.add_row("" if verdict.fact.place == place else verdict.fact.place, verdict.fact.says, _word(verdict))
+        place = verdict.fact.place
+    return table
+
+
+def _noted(verdicts: Sequence[Verdict], words: Sequence[str], heading: str) -> list[Text]:
+    """The statements with one of these verdicts, each with what is so instead."""
+    chosen = [verdict for verdict in verdicts if verdict.word in words]
+    if not chosen:
+        return []
+    lines = [Text(f"\n{heading}", "bold")]
+    for verdict in chosen:
+        lines += [
+            Text(f"{verdict.fact.place}: {verdict.fact.says}"),
+            Text(f"    {verdict.note}  [{verdict.fact.id}]", STYLES[verdict.word]),
+        ]
+    return lines
+
+
+def show(verdicts: Sequence[Verdict], console: Console) -> None:
+    """Print the table, then what needs an explanation, then the counts."""
+    console.print(_statements(verdicts))
+    for words, heading in (
+        (("changed",), "No longer so, or never"),
+        (("not here",), "Not here"),
+        (("contradicted", "holds again"), "NOT AS RECORDED"),
+    ):
+        for line in _noted(verdicts, words, heading):
+            console.print(line)
+    counts = Counter(verdict.word for verdict in verdicts)
+    told = [f"{len(verdicts)} statements", *(f"{n} {word}" for word in STYLES if (n := counts[word]))]
+    console.print(Text(f"\n{', '.join(told)}", "bold red" if any(v.wrong for v in verdicts) else "bold"))
+
+
+def main() -> int:
+    """Put every statement to the installed versions. Returns 1 when any of them is not as recorded."""
+    numerics.share(1)
+    verdicts = [judge(fact) for fact in FACTS]
+    show(verdicts, Console(width=WIDTH))
+    return int(any(verdict.wrong for verdict in verdicts))

@@ -1,0 +1,73 @@
+"""BART."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures import bart as tiny
+from parity_tests.families import seq2seq_deviations as sides
+from parity_tests.families import transformer_deviations as mistakes
+from parity_tests.families.seq2seq_units import post_norm_units, reads
+from parity_tests.harness.record import Backend, Family, Known
+
+
+def _offset_left_out(stack: Any) -> None:
+    stack.positions.offset = 0
+
+
+def _encoders_positions(model: Any) -> None:
+    model.decoder.positions = model.encoder.positions
+
+
+def _no_norm(stack: Any) -> None:
+    stack.embed_norm.forward = lambda x: x
+
+
+def _norm_before_positions(stack: Any) -> None:
+    """The norm reads the embedded tokens alone, and positions are added behind it."""
+    norm, table = stack.embed_norm.forward, stack.positions.forward
+    added: list[Any] = []
+    stack.positions.forward = lambda positions: 0 * table(positions) if added.append(table(positions)) is None else None
+    stack.embed_norm.forward = lambda x: norm(x) + added.pop() if added else norm(x)
+
+
+FAMILY = Family(
+    name="bart",
+    hf_class="BartForConditionalGeneration",
+    variants=tiny.VARIANTS,
+    reads=reads(start=2, shiftable=False),
+    units=post_norm_units(embed_norm=True),
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    holds=("b h t e", "b h t e", "b h m e", "b h m e"),
+    rows=("M5", "P3", "G1"),
+    known=(
+        Known(
+            name="without a tied head, embeddings that the file holds once stay random on both sides",
+            sites=("encoder.embedded",),
+            variants=("untied-once",),
+            link="measured in 4.57.6, which writes such files, and in 5.24.0, which writes the embedding three times",
+        ),
+    ),
+    deviations=(
+        sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), ("base", "untied", "deep")),
+        sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), ("scaled",)),
+        sides.of_stack("the first two rows are positions 0 and 1", "encoder.embedded", _offset_left_out),
+        sides.of_stack("no norm on the embeddings", "encoder.embed_norm", _no_norm),
+        sides.of_stack("positions added behind the norm", "encoder.embedded", _norm_before_positions),
+        *sides.ABSOLUTE,
+        *sides.MASKS,
+        *sides.on("encoder", mistakes.layer_norm("embed_norm", configured=False)),
+        *sides.on("encoder", mistakes.attention(queries="attn.probs", keys="attn.probs", biases="attn.probs", output="attn")),
+        *sides.on(
+            "encoder",
+            mistakes.ffn(inner="ffn", output="ffn", erf=("base", "deep"), others=("scaled", "untied")),
+        ),
+        *sides.on("encoder", mistakes.LAYER),
+        sides.Deviation(
+            name="one table of positions for both sides", site="decoder.embedded", apply=_encoders_positions
+        ),
+        *sides.on("decoder", mistakes.over_memory(("base", "scaled", "untied", "deep"))),
+        sides.LOGITS_BIAS,
+        *sides.CACHES,
+    ),
+)

@@ -1,0 +1,160 @@
+"""GPT-2: each way of scaling scores, and attention to an encoder's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures import gpt2 as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import transformer_deviations as mistakes
+from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
+from parity_tests.families.units import NO_MASK, block, output, visible
+from parity_tests.harness.batches import Reads
+from parity_tests.harness.record import Backend, Deviation, Family, Site, Unit, in_layers
+from reference_impl.models.gpt2 import GPT2Config, GPT2Model
+
+
+def reads(config: GPT2Config) -> Reads:
+    """Text, of which each token has another beside it as its type; with cross-attention also a memory."""
+    return Reads(
+        vocab_size=config.vocab_size,
+        reach=config.max_positions,
+        types=config.vocab_size,
+        memory=config.d_model if config.cross_attention else 0,
+    )
+
+
+# --- units ---
+
+HERE, THERE = "layers.{layer}", "transformer.h.{layer}"
+
+
+def units(config: GPT2Config) -> list[Unit]:
+    """Every unit of a model with this config."""
+    layer = (
+        block(f"{HERE}.attn_norm", f"{THERE}.ln_1", rows=("N1",)),
+        ATTENTION,
+        *(CROSS_ATTENTION if config.cross_attention else ()),
+        block(f"{HERE}.ffn_norm", f"{THERE}.ln_2", rows=("N1",)),
+        block(f"{HERE}.ffn", f"{THERE}.mlp", rows=("F1",)),
+        Unit(name=HERE, hf=THERE, level="layer", feed=layer_input, sites=(output("b s d"),), rows=("L4",)),
+    )
+    return [*BEFORE, *in_layers(layer, config, config.n_layers), *AFTER]
+
+
+BEFORE = (
+    block("embed", "transformer.wte"),  # of the types, which are looked up last
+    block("positions", "transformer.wpe", rows=("P3",)),
+    Unit(name="dropout", hf="transformer.drop", level="block", sites=(output("b s d"),)),  # the sum of them all
+    Unit(
+        name="mask",
+        hf="transformer.h.0",
+        level="block",
+        sites=(Site("", "b 1 s t", lambda c: visible(passed(c, "attention_mask")), absent=NO_MASK),),
+    ),
+)
+
+ATTENTION = Unit(
+    name=f"{HERE}.attn",
+    hf=f"{THERE}.attn",
+    level="block",
+    feed=attention_input,
+    sites=(held("keys", 0, "b h t e"), held("values", 1, "b h t e"), probs("b h s t"), output("b s d")),
+    rows=("A1",),
+)
+
+CROSS_ATTENTION = (
+    block(f"{HERE}.cross_norm", f"{THERE}.ln_cross_attn", rows=("N1",)),
+    Unit(
+        name=f"{HERE}.cross",
+        hf=f"{THERE}.crossattention",
+        level="block",
+        feed=cross_input("encoder_attention_mask"),
+        sites=(held("keys", 2, "b h m e"), held("values", 3, "b h m e"), probs("b h s m"), output("b s d")),
+        rows=("A2",),
+    ),
+)
+
+AFTER = (
+    block("norm", "transformer.ln_f", rows=("N1",)),
+    block("lm_head", "lm_head", axes="b s v"),
+    Unit(name="", hf="", label="logits", level="model", sites=(Site("", "b s v", lambda c: c.output["logits"]),)),
+)
+
+
+# --- deviations ---
+
+
+def _without_types(model: Any) -> None:
+    forward = model.forward
+    model.forward = lambda ids, *, types=None, **given: forward(ids, **given)
+
+
+def _last_norm_left_out(model: GPT2Model) -> None:
+    model.norm.forward = lambda x: x
+
+
+def _undivided(model: GPT2Model) -> None:
+    for i, layer in enumerate(model.layers):
+        layer.attn.scale = layer.attn.scale * (i + 1)
+
+
+def _cross_undivided(model: GPT2Model) -> None:
+    for i, layer in enumerate(model.layers):
+        layer.cross.scale = layer.cross.scale * (i + 1)
+
+
+SCALED = ("base", "by-layer", "untied", "cross")
+BY_LAYER = ("by-layer", "cross")
+
+SCALES = (
+    Deviation(
+        name="scores are scaled all the same",
+        site="attn.probs",
+        apply=mistakes.rescaled(lambda m: m.scale * (m.q_proj.out_features // m.n_heads) ** -0.5),
+        variants=("unscaled",),
+    ),
+    Deviation(
+        name="scores are not divided by layer",
+        site="attn.probs",
+        apply=shared.each(GPT2Model, _undivided),
+        variants=BY_LAYER,
+    ),
+    Deviation(
+        name="those over the memory are not divided by layer",
+        site="cross.probs",
+        apply=shared.each(GPT2Model, _cross_undivided),
+        variants=("cross",),
+    ),
+)
+
+FAMILY = Family(
+    name="gpt2",
+    hf_class="GPT2LMHeadModel",
+    variants=tiny.VARIANTS,
+    reads=reads,
+    units=units,
+    backends=(
+        Backend("eager", variants=(*SCALED, "unscaled")),
+        Backend("eager", precisions=("f32", "bf16", "f16"), variants=("upcast",)),  # it asks whether scores are float32
+        Backend("sdpa", precisions=("f64", "f32")),
+    ),
+    holds=("b h t e", "b h t e", "b h m e", "b h m e"),
+    rows=("L4", "M3", "G1"),
+    deviations=(
+        Deviation(name="token types are left out", site="dropout", apply=shared.each(GPT2Model, _without_types)),
+        *mistakes.learned_positions(GPT2Model, "positions", "dropout"),
+        *shared.masks(GPT2Model),
+        *mistakes.layer_norm("attn_norm", configured=True),
+        *mistakes.attention(
+            queries="attn.keys", keys="attn.keys", biases="attn.values", output="attn", scaled=SCALED
+        ),
+        mistakes.joined_qkv("attn.keys"),
+        *SCALES,
+        *mistakes.over_memory(("cross",)),
+        *mistakes.ffn(inner="ffn", output="ffn", erf=("unscaled",), others=SCALED),
+        *mistakes.LAYER,
+        Deviation(name="last norm left out", site="norm", apply=shared.each(GPT2Model, _last_norm_left_out)),
+        *shared.caches(GPT2Model),
+    ),
+)

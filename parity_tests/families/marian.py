@@ -1,0 +1,96 @@
+"""Marian, the translation models of Helsinki-NLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fixtures import marian as tiny
+from parity_tests.families import seq2seq_deviations as sides
+from parity_tests.families import transformer_deviations as mistakes
+from parity_tests.families.seq2seq_units import post_norm_units, reads
+from parity_tests.harness.record import Backend, Deviation, Family, Known
+from reference_impl.encoder_decoder import EncoderDecoder
+from reference_impl.sinusoidal import sinusoidal_interleaved
+
+SCALED = ("base", "apart*", "odd")
+
+
+def _interleaved(stack: Any) -> None:
+    stack.positions.forward = lambda positions: sinusoidal_interleaved(positions, stack.embed.embedding_dim).float()
+
+
+def _cosines_first(stack: Any) -> None:
+    forward = stack.positions.forward
+    stack.positions.forward = lambda positions: forward(positions).roll(stack.embed.embedding_dim // 2, -1)
+
+
+def _tied(model: EncoderDecoder) -> None:
+    model.lm_head.weight = nn.Parameter(model.decoder.embed.weight.detach(), requires_grad=False)
+
+
+def _heads_of_the_encoder(model: EncoderDecoder) -> None:
+    for layer in model.decoder.layers:
+        layer.attn.n_heads = layer.cross.n_heads = model.config.n_encoder_heads
+
+
+FAMILY = Family(
+    name="marian",
+    hf_class="MarianMTModel",
+    variants=tiny.VARIANTS,
+    reads=reads(start=7, shiftable=False),
+    units=post_norm_units(embed_norm=False),
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    holds=("b h t e", "b h t e", "b h m e", "b h m e"),
+    rows=("M5", "P2", "G1"),
+    inert={},
+    known=(
+        Known(
+            name="a head that is tied to the decoder's embedding is tied to the encoder's",
+            sites=("decoder.embedded", "lm_head"),
+            since="5.0.0",
+            until="5.4.0",
+            variants=("apart*",),
+            link="https://github.com/huggingface/transformers/issues/45005",
+        ),
+        Known(
+            name="a decoder with a vocabulary of its own cannot be loaded",
+            sites=("*",),
+            until="5.0.0",
+            variants=("apart",),
+            link="measured: RuntimeError, the decoder's embedding is made with the source's vocabulary",
+        ),
+    ),
+    deviations=(
+        sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), SCALED),
+        sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), ("unscaled",)),
+        sides.of_stack("sines and cosines interleaved", "encoder.embedded", _interleaved),
+        sides.of_stack("cosines before sines", "encoder.embedded", _cosines_first),
+        *sides.ABSOLUTE,
+        *sides.MASKS,
+        *sides.on("encoder", mistakes.attention(queries="attn.probs", keys="attn.probs", biases="attn.probs", output="attn")),
+        *sides.on("encoder", mistakes.layer_norm("attn_norm", configured=False)[1:]),  # eps is too small here to matter
+        *sides.on(
+            "encoder",
+            mistakes.ffn(inner="ffn", output="ffn", erf=("unscaled",), others=("base", "apart*", "odd")),
+        ),
+        *sides.on("encoder", mistakes.LAYER),
+        Deviation(
+            name="the decoder splits its heads as the encoder does",
+            site="decoder.attn.keys",
+            apply=_heads_of_the_encoder,
+            variants=("base", "apart-untied"),
+        ),
+        *sides.on("decoder", mistakes.over_memory(("*",))),
+        Deviation(
+            name="the decoder reads with the encoder's embedding",
+            site="decoder.embedded",
+            apply=sides.own_embedding_from_encoder,
+            variants=("apart-untied",),
+        ),
+        Deviation(name="an untied head is tied", site="lm_head", apply=_tied, variants=("apart-untied",)),
+        sides.LOGITS_BIAS,
+        *sides.CACHES,
+    ),
+)

@@ -1,0 +1,29 @@
+"""Mistral 7B to Nemo."""
+
+from fixtures import mistral as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.harness.record import Backend, Family
+from reference_impl.models.mistral import MistralLayer
+
+FAMILY = Family(
+    name="mistral",
+    hf_class="MistralForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    rows=("L5", "M4", "G1"),
+    known=(windows.WINDOW_OF_ONE,),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        shared.scaled(("full",)),
+        *windows.attention(narrow=("window",), grouped=("window",)),
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *shared.gated_ffn(("window",)),
+        *shared.pre_norm_layer(MistralLayer),
+        *shared.trunk(many_layers=()),
+    ),
+)

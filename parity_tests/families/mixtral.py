@@ -1,0 +1,38 @@
+"""Mixtral 8x7B and 8x22B."""
+
+from fixtures import mixtral as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.moe_units import mixture
+from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.harness.record import Backend, Family, everywhere
+from reference_impl.models.mixtral import MixtralLayer
+
+SOME = ("base", "window", "tied")  # neither one expert nor all of them
+
+FAMILY = Family(
+    name="mixtral",
+    hf_class="MixtralForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(everywhere, rows=("F3",)))),
+    backends=(
+        Backend("eager", "eager"),
+        Backend("sdpa", "eager", ("f64",)),
+        Backend("eager", "batched_mm", ("f64", "f32"), variants=("base", "top-*")),
+        Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
+    ),
+    rows=("L7", "M4", "G1"),
+    known=mixtures.KNOWN,
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        *windows.attention(narrow=SOME, grouped=("base", "window")),
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *mixtures.softmax_router(several=(*SOME, "top-all"), some=SOME),
+        *mixtures.experts(many=("base",), weighed=(*SOME, "top-all"), silu=(*SOME, "top-all")),
+        *shared.pre_norm_layer(MixtralLayer),
+        *shared.trunk(many_layers=()),
+    ),
+)

@@ -1,0 +1,37 @@
+"""Qwen2, Qwen2.5 and Qwen2.5-Coder."""
+
+from dataclasses import replace
+
+from fixtures import qwen2 as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, decoder_units
+from parity_tests.harness.record import Backend, Family
+from reference_impl.models.qwen2 import Qwen2Layer
+
+ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
+LAYER = tuple(ATTENTION if unit is LLAMA_ATTENTION else unit for unit in LLAMA_LAYER)
+
+FAMILY = Family(
+    name="qwen2",
+    hf_class="Qwen2ForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    rows=("L5", "M4", "G1"),
+    known=(*shared.YARN_KNOWN, windows.WINDOW_OF_ONE),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        shared.scaled(("rope-yarn",)),
+        *shared.yarn(("rope-yarn",)),
+        *windows.attention(narrow=("rope-yarn",), grouped=("window", "rope-yarn"), qkv_bias=("*",)),
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *windows.window_layers(("window",)),
+        windows.unused_window(5, ("unused",)),
+        *shared.gated_ffn(("window",)),
+        *shared.pre_norm_layer(Qwen2Layer),
+        *shared.trunk(many_layers=()),
+    ),
+)

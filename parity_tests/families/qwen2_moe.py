@@ -1,0 +1,63 @@
+"""Qwen1.5-MoE and Qwen2-57B-A14B."""
+
+from typing import Any
+
+from fixtures import qwen2_moe as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.moe_units import mixture
+from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.harness.record import Backend, Family, Known
+from reference_impl.models.qwen2_moe import Qwen2MoeLayer
+
+AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
+
+EVERY, OTHERS, LATE = windows.window_layers(("window",))
+
+
+def is_sparse(config: Any, layer: int) -> bool:
+    """Whether a layer has experts."""
+    return config.is_sparse(layer)
+
+
+FAMILY = Family(
+    name="qwen2_moe",
+    hf_class="Qwen2MoeForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(
+        inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
+    ),
+    backends=(
+        Backend("eager", "eager"),
+        Backend("sdpa", "eager", ("f64",)),
+        Backend("eager", "batched_mm", ("f64", "f32"), variants=("base", "steps")),
+        Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
+    ),
+    rows=("M4", "G1"),
+    known=(
+        *mixtures.KNOWN,
+        Known(
+            name="max_window_layers counts the layers with a window, every second of them, instead of those without",
+            sites=("mask", "attn.probs", "attn", "dynamic.*.held"),
+            since="5.0.0",
+            variants=("top-layers",),
+            link="no issue known",
+            explained="the other layers have the window",
+        ),
+    ),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *(OTHERS, EVERY, LATE),
+        *shared.gated_ffn(("steps", "window")),
+        *mixtures.softmax_router(several=("base", "window", "bare"), some=("base", "window", "bare"), bare=("steps",)),
+        *mixtures.experts(many=("base",), silu=("base", "window", "steps")),
+        *mixtures.GATED_SHARED_EXPERT,
+        *shared.pre_norm_layer(Qwen2MoeLayer),
+        *shared.trunk(many_layers=()),
+    ),
+)

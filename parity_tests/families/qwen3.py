@@ -1,0 +1,36 @@
+"""Qwen3, dense."""
+
+from dataclasses import replace
+
+from fixtures import qwen3 as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
+from parity_tests.harness.record import Backend, Family
+from reference_impl.models.qwen3 import Qwen3Layer
+
+ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
+LAYER = tuple(part for unit in LLAMA_LAYER for part in ((*QK_NORM, ATTENTION) if unit is LLAMA_ATTENTION else (unit,)))
+
+FAMILY = Family(
+    name="qwen3",
+    hf_class="Qwen3ForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    rows=("L6", "M4", "G1"),
+    known=(windows.WINDOW_OF_ONE,),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        *windows.attention(narrow=("*",), grouped=("*",), qkv_bias=("biased",), out_bias=("biased",)),
+        *windows.QK_NORM,
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *windows.window_layers(("window",)),
+        windows.unused_window(5, ("unused",)),
+        *shared.gated_ffn(("window",)),
+        *shared.pre_norm_layer(Qwen3Layer),
+        *shared.trunk(many_layers=()),
+    ),
+)

@@ -1,0 +1,59 @@
+"""Qwen3-MoE: 30B-A3B, 235B-A22B and Qwen3-Coder."""
+
+from typing import Any
+
+from fixtures import qwen3_moe as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import window_deviations as windows
+from parity_tests.families.moe_units import mixture
+from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
+from parity_tests.harness.record import Backend, Family, Known
+from reference_impl.models.qwen3_moe import Qwen3MoeLayer
+
+BEFORE_FFN = tuple(part for unit in LLAMA_LAYER[:-1] for part in ((*QK_NORM, unit) if unit is LLAMA_ATTENTION else (unit,)))
+AGREED = ("base", "steps", "biased", "window")  # all but those in which transformers goes its own way
+
+
+def is_sparse(config: Any, layer: int) -> bool:
+    """Whether a layer has experts."""
+    return config.is_sparse(layer)
+
+
+FAMILY = Family(
+    name="qwen3_moe",
+    hf_class="Qwen3MoeForCausalLM",
+    variants=tiny.VARIANTS,
+    units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse, rows=("F3",)))),
+    backends=(
+        Backend("eager", "eager"),
+        Backend("sdpa", "eager", ("f64",)),
+        Backend("eager", "batched_mm", ("f64", "f32"), variants=("base", "steps")),
+        Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
+    ),
+    rows=("M4", "G1"),
+    known=(
+        *mixtures.KNOWN,
+        Known(
+            name="max_window_layers is not read, and every layer has the window",
+            sites=("mask", "attn.probs", "attn", "dynamic.*.held"),
+            variants=("top-layers",),
+            link="no issue known",
+            explained="every layer has the window",
+        ),
+    ),
+    deviations=(
+        *shared.RMS_NORM,
+        shared.THETA,
+        *windows.attention(narrow=("*",), grouped=AGREED, qkv_bias=("biased",), out_bias=("biased",)),
+        *windows.QK_NORM,
+        *shared.MASK,
+        *windows.windows(("window",)),
+        *windows.window_layers(()),  # only to explain: transformers has no model with windows in some layers
+        *shared.gated_ffn(("steps", "window")),
+        *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),
+        *mixtures.experts(many=("base",), silu=("base", "window", "steps")),
+        *shared.pre_norm_layer(Qwen3MoeLayer),
+        *shared.trunk(many_layers=()),
+    ),
+)

@@ -1,0 +1,174 @@
+"""T5 1.0 and 1.1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fixtures import t5 as tiny
+from parity_tests.families import deviations as shared
+from parity_tests.families import seq2seq_deviations as sides
+from parity_tests.families import transformer_deviations as mistakes
+from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
+from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Site, Unit, in_layers
+from reference_impl.attention import MHA
+from reference_impl.models.t5 import RelativeBias, T5Config
+
+WITH_MASK = "this release returns relative positions and mask as one sum"
+
+# --- units ---
+
+
+def _positions(call: Call) -> Tensor | None:
+    """The first layer's relative positions (1, h, s, t), by themselves."""
+    given = call.output[1]
+    return None if given.shape[0] > 1 or given.min() < -1e4 else given
+
+
+def _slots(call: Call, seen: Mapping[str, Tensor]) -> Arguments:
+    slots = torch.arange(call.tensor.shape[1], device=call.tensor.device)
+    return Arguments(slots, slots)
+
+
+def units(config: T5Config) -> list[Unit]:
+    """Every unit of a model with this config."""
+    found = []
+    for side, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
+        there, here = f"{side}.block.{{layer}}.layer.", "layers.{layer}."
+        network = 1 if side == "encoder" else 2
+        inside = [
+            part(side, here + "attn_norm", there + "0.layer_norm", rows=("N1",)),
+            attention(side, there + "0.SelfAttention"),
+        ]
+        if side == "decoder":
+            inside += [part(side, here + "cross_norm", there + "1.layer_norm", rows=("N1",)), cross(there + "1.EncDecAttention")]
+        inside += [
+            part(side, here + "ffn_norm", there + f"{network}.layer_norm", rows=("N1",)),
+            part(side, here + "ffn", there + f"{network}.DenseReluDense", rows=("F2",) if config.gated else ("F1",)),
+            layer(side, f"{side}.block.{{layer}}"),
+        ]
+        relative = Unit(
+            name=f"{side}.relative",
+            hf=f"{side}.block.0.layer.0.SelfAttention",
+            level="block",
+            feed=_slots,
+            sites=(Site("", "1 h q t", _positions, absent=WITH_MASK),),
+        )
+        found += [*begin(side, f"{side}.block.0"), relative]
+        found += [*in_layers(inside, config, n_layers), part(side, "norm", f"{side}.final_layer_norm", rows=("N1",))]
+    return [*found, *end()]
+
+
+# --- deviations ---
+
+
+def _buckets(**changes: Any) -> Callable[[Any], None]:
+    def change(stack: Any) -> None:
+        for name, value in changes.items():
+            setattr(stack.relative, name, value)
+
+    return change
+
+
+def _other_way(stack: Any) -> None:
+    bucket = stack.relative.bucket
+    stack.relative.bucket = lambda ahead: bucket(-ahead)
+
+
+def _linear(stack: Any) -> None:
+    """Buckets of equal size instead of logarithmic ones."""
+    table: RelativeBias = stack.relative
+
+    def bucket(ahead: Tensor) -> Tensor:
+        n = table.n_buckets // 2
+        near = (ahead.abs() * n // table.max_distance).clamp(max=n - 1)
+        return near + n * (ahead > 0)
+
+    table.bucket = bucket
+
+
+def _first_layer_only(stack: Any) -> None:
+    def without(module: MHA) -> None:
+        forward = module.forward
+        module.forward = lambda x, visible, *, bias=None, **given: forward(x, visible, **given)
+
+    for one in stack.layers[1:]:
+        without(one.attn)
+
+
+def _natural_logarithm_base_two(stack: Any) -> None:
+    """Distances grow by twos from bucket to bucket, whatever max_distance is."""
+    table: RelativeBias = stack.relative
+
+    def bucket(ahead: Tensor) -> Tensor:
+        n = table.n_buckets // 2
+        exact, distance = n // 2, ahead.abs()
+        coarse = exact + (torch.log(distance.clamp(min=1).float() / exact) / math.log(2.0)).clamp(min=0).long()
+        return torch.where(distance < exact, distance, coarse.clamp(max=n - 1)) + n * (ahead > 0)
+
+    table.bucket = bucket
+
+
+def _scaled_scores(module: MHA) -> None:
+    module.scale = (module.q_proj.out_features // module.n_heads) ** -0.5
+
+
+def _no_norm(stack: Any) -> None:
+    stack.norm.forward = lambda x: x
+
+
+def _head_scale(scale: Callable[[T5Config], float]) -> Callable[[Any], None]:
+    return lambda model: setattr(model, "head_scale", scale(model.config))
+
+
+def _tied(model: Any) -> None:
+    model.lm_head.weight = nn.Parameter(model.decoder.embed.weight.detach(), requires_grad=False)
+
+
+TIED, UNTIED = ("relu", "even", "near", "far"), ("gated",)
+
+RELATIVE = (
+    sides.of_stack("distance from key to query instead", "encoder.relative", _other_way),
+    sides.of_stack("the encoder's buckets are one-way", "encoder.relative", _buckets(both_ways=False)),
+    sides.of_stack("max_distance is 128 whatever the config says", "encoder.relative", _buckets(max_distance=128), ("relu", "gated", "even", "near")),
+    sides.of_stack("buckets of equal size", "encoder.relative", _linear),
+    sides.of_stack("buckets grow by twos", "encoder.relative", _natural_logarithm_base_two, ("relu", "gated", "even")),
+    sides.of_stack("relative positions in the first layer only", "encoder.attn.probs", _first_layer_only, ("relu", "gated", "even", "far")),
+    sides.of_stack("the decoder's buckets are two-way", "decoder.relative", _buckets(both_ways=True)),
+)
+
+FAMILY = Family(
+    name="t5",
+    hf_class="T5ForConditionalGeneration",
+    variants=tiny.VARIANTS,
+    reads=reads(start=0, shiftable=True),
+    units=units,
+    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    holds=("b h t e", "b h t e", "b h m e", "b h m e"),
+    rows=("M5", "G1"),
+    inert={},
+    deviations=(
+        sides.of_stack("the embedding is scaled", "encoder.embedded", sides.scaled(lambda d: d**0.5)),
+        *sides.MASKS,
+        *sides.on("encoder", shared.RMS_NORM),
+        *RELATIVE,
+        sides.of_stack("scores are scaled", "encoder.attn.probs", shared.each(MHA, _scaled_scores)),
+        *sides.on("encoder", shared.gated_ffn(("gated",))),
+        *sides.on("encoder", mistakes.LAYER),
+        *sides.on("decoder", mistakes.over_memory(("*",))),
+        sides.of_stack("last norm of the encoder left out", "encoder.norm", _no_norm),
+        sides.of_stack("last norm of the decoder left out", "decoder.norm", _no_norm),
+        Deviation(name="a tied head is not scaled", site="logits", apply=_head_scale(lambda c: 1.0), variants=TIED),
+        Deviation(
+            name="an untied head is scaled", site="logits", apply=_head_scale(lambda c: c.d_model**-0.5), variants=UNTIED
+        ),
+        Deviation(name="an untied head is tied", site="lm_head", apply=_tied, variants=UNTIED),
+        *sides.CACHES,
+    ),
+)

@@ -1,0 +1,95 @@
+"""What there is to test, as pytest asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parity_tests.harness.names import PRECISIONS, kind_of
+from parity_tests.harness.points import Options, cases, config_of, deviation_cases, points, usual
+from parity_tests.harness.record import Family
+from parity_tests.harness.rows import ONLY_AT, ROWS
+
+
+def options_of(config: pytest.Config) -> Options:
+    """The command line's choice."""
+    chosen = config.option
+    return Options(
+        families=chosen.family,
+        precisions=chosen.precision,
+        attention=chosen.attention,
+        experts=chosen.experts,
+        device=chosen.device,
+        checkpoint=chosen.checkpoint,
+        trained=chosen.trained,
+    )
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Give a test its points, its deviations or its cases."""
+    options = options_of(metafunc.config)
+    if "point" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("level")
+        found = points(options, marker.args[0]) if marker else []
+        metafunc.parametrize("point", found, ids=map(str, found))
+    elif "deviation" in metafunc.fixturenames:
+        found = deviation_cases(options)
+        ids = [f"{case}-{deviation.name.replace(' ', '_')}" for case, deviation in found]
+        metafunc.parametrize(("case", "deviation"), found, ids=ids)
+    elif "case" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("precisions")
+        found = cases(options, marker.args if marker else PRECISIONS)
+        if metafunc.definition.get_closest_marker("one_backend"):
+            found = [case for case in found if usual(case)]
+        if metafunc.definition.get_closest_marker("half_precision_once"):
+            found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
+        if metafunc.definition.get_closest_marker("trained"):
+            found = [case for case in found if case.trained]
+        if metafunc.definition.get_closest_marker("tiny"):
+            found = [case for case in found if not case.trained]
+        if field := metafunc.definition.get_closest_marker("has"):
+            found = [case for case in found if hasattr(config_of(case), field.args[0])]
+        if metafunc.definition.get_closest_marker("causal"):
+            found = [case for case in found if case.record.reads(config_of(case)).causal]
+        if "kind" in metafunc.fixturenames:
+            pairs = [(case, kind) for case in found for kind in case.record.caches]
+            metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
+        else:
+            metafunc.parametrize("case", found, ids=map(str, found))
+
+
+def trained_case(item: pytest.Item) -> str:
+    """The case of a test of a trained model, as text; empty for every other test."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    case = getattr(parameters.get("point"), "case", parameters.get("case"))
+    return str(case) if getattr(case, "trained", False) else ""
+
+
+def rows_of(item: pytest.Item) -> list[str]:
+    """The rows that a test shows: by its markers, and by the record of the family and of the unit that it compares."""
+    found = [row for marker in item.iter_markers("rows") for row in marker.args]
+    unknown = [row for row in found if row not in ROWS]
+    if unknown:
+        raise pytest.UsageError(f"{item.nodeid} shows {', '.join(unknown)}, which are no rows of the seeds")
+    level = item.get_closest_marker("level")
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    point, case = parameters.get("point"), parameters.get("case")
+    case = point.case if point is not None else case
+    if case is None:
+        return found
+    levels = (level.args[0],) if level else ()
+    family = [row for row in case.record.rows if not levels or levels[0] in ONLY_AT.get(row[0], levels)]
+    unit = unit_rows(case.record, config_of(case), point.kind) if point is not None else []
+    cached = ["G1"] if levels and levels[0] in ("cache", "generation") else []
+    return list(dict.fromkeys([*found, *family, *unit, *cached]))
+
+
+def unit_rows(family: Family, config: Any, kind: str) -> list[str]:
+    """The rows that a kind of site shows beside those of its family."""
+    return [
+        row
+        for unit in family.units_of(config)
+        if unit.rows and any(kind_of(unit.site_name(site)) == kind for site in unit.sites)
+        for row in unit.rows
+    ]

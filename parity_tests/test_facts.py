@@ -1,0 +1,22 @@
+"""Row C1: what the seeds state about torch and transformers, one test a statement.
+
+A statement that is recorded as failing has to fail, and as recorded.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from parity_tests.facts import FACTS
+from parity_tests.facts.record import Fact, judge
+
+pytestmark = pytest.mark.rows("C1")
+
+
+@pytest.mark.parametrize("fact", [pytest.param(fact, id=fact.id, marks=pytest.mark.rows(*fact.rows)) for fact in FACTS])
+def test_fact(fact: Fact) -> None:
+    verdict = judge(fact)
+    if verdict.word == "not here":
+        pytest.skip(verdict.note)
+    if verdict.wrong:
+        pytest.fail(f"{fact.place}: {fact.says}\n  {fact.quote}\n  {verdict.word}: {verdict.note}", pytrace=False)

@@ -1,0 +1,111 @@
+"""DeepSeek-V2, V2-Lite and Coder-V2. DeepSeek-AI 2024 (V2); seed 1, "MLA" and "DeepSeekMoE", as V3 has them."""
+
+from dataclasses import dataclass
+
+from reference_impl.decoder import Decoder, PreNormLayer
+from reference_impl.ffn import GatedFFN
+from reference_impl.mla import MLA
+from reference_impl.moe import DeepSeekMoE, Experts, GroupLimitedRouter
+from reference_impl.norm import RMSNorm
+from reference_impl.position import RopeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV2Config:
+    """What the V2 models vary. Sizes are counts of components; `d_ff_expert` is `moe_intermediate_size`.
+
+    limited: whether groups limit the choice (`topk_method` group_limited_greedy), as they do in all but V2-Lite.
+    """
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_dense_layers: int
+    n_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    d_nope: int
+    d_rope: int
+    d_v: int
+    d_ff: int
+    d_ff_expert: int
+    n_experts: int
+    n_shared_experts: int
+    top_k: int
+    limited: bool
+    n_groups: int
+    top_groups: int
+    normalised: bool
+    scaling: float
+    max_positions: int
+    norm_eps: float
+    rope: RopeConfig
+    attention_bias: bool
+    mlp_bias: bool
+    activation: str
+    attention_dropout: float
+    tied_head: bool
+
+
+class DeepseekV2Layer(PreNormLayer):
+    """z = x + MLA(RMSNorm(x)); y = z + DeepSeekMoE(RMSNorm(z)), or GatedFFN in the first layers."""
+
+    def __init__(self, config: DeepseekV2Config, layer: int):
+        super().__init__()
+        self.attn_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.attn = MLA(
+            d_model=config.d_model,
+            n_heads=config.n_heads,
+            q_lora_rank=config.q_lora_rank,
+            kv_lora_rank=config.kv_lora_rank,
+            d_nope=config.d_nope,
+            d_rope=config.d_rope,
+            d_v=config.d_v,
+            bias=config.attention_bias,
+            mscale=config.rope.scaling.score_factor(),
+            pairing=config.rope.pairing,
+            dropout=config.attention_dropout,
+        )
+        self.ffn_norm = RMSNorm(config.d_model, config.norm_eps)
+        dense = layer < config.n_dense_layers
+        self.ffn = _gated(config, config.d_ff) if dense else _mixture(config)
+
+
+def _gated(config: DeepseekV2Config, d_ff: int) -> GatedFFN:
+    return GatedFFN(d_model=config.d_model, d_ff=d_ff, bias=config.mlp_bias, activation=config.activation)
+
+
+def _mixture(config: DeepseekV2Config) -> DeepSeekMoE:
+    return DeepSeekMoE(
+        router=GroupLimitedRouter(
+            d_model=config.d_model,
+            n_experts=config.n_experts,
+            top_k=config.top_k,
+            n_groups=config.n_groups if config.limited else 1,
+            top_groups=config.top_groups if config.limited else 1,
+            normalised=config.normalised,
+            scaling=config.scaling,
+        ),
+        experts=Experts(
+            d_model=config.d_model,
+            d_ff=config.d_ff_expert,
+            n_experts=config.n_experts,
+            activation=config.activation,
+        ),
+        shared=_gated(config, config.d_ff_expert * config.n_shared_experts),
+    )
+
+
+class DeepseekV2Model(Decoder):
+    """LMHead(RMSNorm(DeepseekV2Layer^N(TokenEmbedding(ids))))."""
+
+    def __init__(self, config: DeepseekV2Config):
+        super().__init__(
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            layers=[DeepseekV2Layer(config, layer) for layer in range(config.n_layers)],
+            norm_eps=config.norm_eps,
+            rope=config.rope,
+            tied_head=config.tied_head,
+        )
+        self.config = config

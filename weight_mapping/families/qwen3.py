@@ -1,0 +1,97 @@
+"""Qwen3, dense. Yang et al. 2025."""
+
+from reference_impl.ffn import ACTIVATIONS
+from reference_impl.models.qwen3 import Qwen3Config, Qwen3Model
+from weight_mapping import gguf_decoder, hf_decoder
+from weight_mapping.family import COUNT, Check, Family, Key, Layout
+from weight_mapping.hf_decoder import HERE, THERE
+from weight_mapping.rules import Table
+from weight_mapping.window import HF_WINDOW_DEFAULTS, HF_WINDOW_IMPLIED, HF_WINDOW_KEYS, NO_WINDOWS, WINDOW_CHECK
+
+
+def hf(config: Qwen3Config) -> Table:
+    """The names of the hub."""
+    return Table(
+        index={"layer": range(config.n_layers), "part": ("weight", "bias")},
+        rules=(
+            *hf_decoder.trunk(config.tied_head),
+            *hf_decoder.grouped_attention(),
+            *hf_decoder.gated(HERE + "mlp", THERE + "ffn"),
+        ),
+        drops=(hf_decoder.OLD_BUFFERS,),
+    )
+
+
+def gguf(config: Qwen3Config) -> Table:
+    """GGUF's names. The rows of q and k are in the hub's order, unlike a Llama's."""
+    return Table(
+        index={"layer": range(config.n_layers), "part": ("weight", "bias")},
+        rules=gguf_decoder.rules(),
+        drops=(gguf_decoder.SCALED_FREQUENCIES,),
+    )
+
+
+_DEFAULTS = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "activation": "silu",
+    "tied_head": False,
+    "rope.theta": 10000.0,
+    "rope.type": "default",
+    "rope.pairing": "halves",
+}
+
+FAMILY = Family(
+    architecture="Qwen3ForCausalLM",
+    config=Qwen3Config,
+    model=Qwen3Model,
+    rope_width="d_head",
+    checks=(
+        Check("{n_heads} is no multiple of {n_kv_heads}", lambda f: f["n_heads"] % f["n_kv_heads"] == 0),
+        Check("{d_model} is no multiple of {n_heads}; give the width of a head", lambda f: f["d_head"] is not None),
+        Check("{d_head} is odd, and RoPE turns pairs", lambda f: f["d_head"] % 2 == 0),
+        Check(f"{{activation}} is not one of {', '.join(ACTIVATIONS)}", lambda f: f["activation"] in ACTIVATIONS),
+        WINDOW_CHECK,
+    ),
+    layouts={
+        "hf": Layout(
+            names=("qwen3",),
+            keys={
+                **hf_decoder.KEYS,
+                "num_key_value_heads": Key("n_kv_heads", COUNT),
+                "head_dim": Key("d_head", COUNT),
+                **HF_WINDOW_KEYS,
+            },
+            only={"mlp_bias": (False,)},
+            harmless=(),
+            defaults={
+                "vocab_size": 151936,
+                "d_model": 4096,
+                "d_ff": 22016,
+                "n_layers": 32,
+                "n_heads": 32,
+                "n_kv_heads": 32,
+                "max_positions": 32768,
+                "norm_eps": 1e-6,
+                "d_head": 128,
+                **_DEFAULTS,
+                **HF_WINDOW_DEFAULTS,
+            },
+            implied=HF_WINDOW_IMPLIED,
+        ),
+        "gguf": Layout(
+            names=("qwen3",),
+            keys=gguf_decoder.keys("qwen3"),
+            only={},
+            harmless=("qwen3.rope.scaling.finetuned",),
+            defaults={
+                "n_kv_heads": lambda f: f["n_heads"],
+                "d_head": lambda f: f["d_model"] // f["n_heads"] if f["d_model"] % f["n_heads"] == 0 else None,
+                **_DEFAULTS,
+                **NO_WINDOWS,
+            },
+            tensors_say={**gguf_decoder.TENSORS_SAY, "attention_bias": lambda c: "blk.0.attn_q.bias" in c},
+        ),
+    },
+    tables={"hf": hf, "gguf": gguf, "transformers5": hf},
+)
