@@ -17,23 +17,23 @@ ENV = .venv$(addprefix -transformers-,$(TRANSFORMERS))
 REPORT = $(addprefix --report parity-report/transformers-,$(TRANSFORMERS))
 ifneq ($(TRANSFORMERS),)
 $(if $(PYTHON),$(error TRANSFORMERS sets up an environment of its own, and PYTHON names yours: give one of them))
-$(foreach goal,$(filter-out parity real facts environment,$(MAKECMDGOALS)),\
-$(error TRANSFORMERS is for make parity, make real and make facts, not for make $(goal)))
+$(foreach goal,$(filter-out parity real facts flags environment,$(MAKECMDGOALS)),\
+$(error TRANSFORMERS is for make parity, real, facts and flags, not for make $(goal)))
 endif
 
-.PHONY: parity test real gpu facts lint clean help environment
+.PHONY: parity test real gpu facts flags rows lint clean help environment
 .DEFAULT_GOAL := parity
 
-parity real gpu: environment
+parity real gpu rows: environment
 	@$(RUN) -m parity_tests $@ $(REPORT) $(ARGS)
 
-facts: environment
-	@$(RUN) -m parity_tests facts
+facts flags: environment
+	@$(RUN) -m parity_tests $@
 
 # Everything runs even when something fails. pytest comes last: its summary is the closing line.
 test: environment
 	@$(if $(filter-out 0,$(OFFLINE)),,$(RUN) -m parity_tests fetch smollm2)
-	@failed=0; $(LINT); $(RUN) -m pytest -n $(JOBS) --trained $(ARGS) || failed=1; exit $$failed
+	@failed=0; $(LINT); $(RUN) -m pytest -n $(JOBS) --rows --trained $(ARGS) || failed=1; exit $$failed
 
 lint: environment
 	@failed=0; $(LINT); exit $$failed
@@ -42,7 +42,7 @@ LINT = $(RUN) -m ruff check . || failed=1; \
 	$(RUN) -m pyright --pythonpath "$$($(RUN) -c 'import sys; print(sys.executable)')" || failed=1
 
 clean:
-	rm -rf parity-report .pytest_cache .ruff_cache build *.egg-info
+	rm -rf parity-report .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name .venv -prune -o -name __pycache__ -prune -exec rm -rf {} +
 	for stamp in .venv*/hf-parity.stamp; do [ ! -f "$$stamp" ] || rm -rf "$${stamp%/*}"; done
 
@@ -52,11 +52,13 @@ help:
 	@echo 'make real     verify a trained checkpoint, fetched when it is not here'
 	@echo 'make gpu      as parity, on CUDA, in the active environment'
 	@echo 'make facts    what the seed documents state about torch and transformers, and whether it is so'
+	@echo 'make rows     every test, and which row of the seed documents it shows'
+	@echo 'make flags    which fields of the configs of transformers the fixtures vary'
 	@echo 'make lint     ruff and pyright'
 	@echo 'make clean    remove reports, caches and the environments made here'
 	@echo
 	@echo 'PYTHON=python     use the active environment and install nothing (otherwise .venv, made when there is none)'
-	@echo 'TRANSFORMERS=4.57.6  parity, real or facts with that release, in an environment of its own beside .venv'
+	@echo 'TRANSFORMERS=4.57.6  parity, real, facts or flags with that release, in an environment of its own beside .venv'
 	@echo 'BASELINE=my.txt   other versions in .venv than those of fixtures/baseline.txt'
 	@echo 'OFFLINE=1         test without fetching the trained checkpoint'
 	@echo 'JOBS=2            how many processes make test uses'

@@ -58,7 +58,19 @@ def facts(arguments: Sequence[str]) -> int:
     return table.main()
 
 
-COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch, "facts": facts}
+def flags(arguments: Sequence[str]) -> int:
+    """Which fields of transformers' configs the fixtures vary, family by family, and which need not be."""
+    from parity_tests.harness import flags
+
+    return min(flags.show(), 1)
+
+
+def rows(arguments: Sequence[str]) -> int:
+    """Run every test, and print which of them show which row of the seeds."""
+    return pytest.main(["-q", "--no-header", *_jobs(), "--rows", *arguments])
+
+
+COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch, "facts": facts, "flags": flags, "rows": rows}
 
 
 def main() -> int:

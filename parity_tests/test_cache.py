@@ -16,7 +16,7 @@ def test_cache(case: Case, schedule: str, kind: str, recorder: Recorder) -> None
     run = recorder.run(case, "accumulated", site)
     outcome = compare_schedule(run, schedule, static=static)
     found = None
-    if outcome.verdict == "differs":
+    if outcome.verdict == "differs" and not recorder.covering(case, site):
         try:
             found = explain_schedule(run, schedule, their_logits(run, schedule, static=static))
         except hf.Crashed:

@@ -10,7 +10,7 @@ import pytest
 from parity_tests.facts import FACTS
 from parity_tests.facts.record import Fact, judge
 
-pytestmark = pytest.mark.rows("C1")
+pytestmark = [pytest.mark.rows("C1"), pytest.mark.filterwarnings("ignore:enable_nested_tensor")]
 
 
 @pytest.mark.parametrize("fact", [pytest.param(fact, id=fact.id, marks=pytest.mark.rows(*fact.rows)) for fact in FACTS])

@@ -17,7 +17,14 @@ from reference_impl.attention import Attention, merge_heads, split_heads
 from reference_impl.encoder_decoder import Stack
 from reference_impl.mask import causal_mask
 from reference_impl.models.transformer import InterleavedPositions
-from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_gathered, rotate_halves, rotate_pairs
+from reference_impl.position import (
+    RopeConfig,
+    RotaryEmbedding,
+    rotate_complex,
+    rotate_gathered,
+    rotate_halves,
+    rotate_pairs,
+)
 from reference_impl.rope_scaling import LongRoPE, Unscaled
 from reference_impl.sinusoidal import SinusoidalPositions, sinusoidal_halves, sinusoidal_interleaved
 
@@ -151,7 +158,9 @@ def gathered_and_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @pytest.mark.rows("P4")
-@pytest.mark.parametrize("form", [by_complex_numbers, by_block_matrices, halves_of_permuted, gathered_and_back])
+@pytest.mark.parametrize(
+    "form", [rotate_complex, by_complex_numbers, by_block_matrices, halves_of_permuted, gathered_and_back]
+)
 def test_forms_of_rope_are_one(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     positions = torch.stack([torch.arange(17), torch.arange(17) * 11])
     x = vectors("rotated", 2, 3, 17, WIDTH).double()

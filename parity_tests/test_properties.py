@@ -25,7 +25,7 @@ examples = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 
 S, WIDTH = 8, 6
 POSITIONS = st.lists(st.integers(0, 4000), min_size=S, max_size=S)
-PAIRINGS = st.sampled_from(["halves", "pairs"])
+PAIRINGS = st.sampled_from(["halves", "pairs", "complex"])
 ROPE = RotaryEmbedding(RopeConfig(theta=500.0, width=WIDTH, pairing="pairs", scaling=Unscaled()))
 EVERYTHING = torch.ones(1, 1, S, S, dtype=torch.bool)
 SLOTS = torch.arange(S)

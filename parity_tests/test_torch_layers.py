@@ -5,7 +5,7 @@ Not here, as the seeds have none of it: `add_bias_kv`, `add_zero_attn`, and valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parity_tests.harness.compare import BAR, DTYPES, Outcome, largest_relative
+from parity_tests.harness.compare import BAR, DTYPES, largest_relative
+from parity_tests.harness.training import GRADIENT_BAR
 from parity_tests.torch_twins import (
-    GRADIENT_BAR,
+    Judge,
     Mask,
     carried,
     fast_path,
     filled,
     gradients_differ,
-    judge,
     masks,
     vectors,
 )
@@ -44,21 +44,9 @@ FFNS = {"relu": ("relu", True), "gelu": ("gelu", True), "relu_no_bias": ("relu",
 SETTINGS = [*((ffn, "f64") for ffn in FFNS), ("gelu", "f32"), ("relu", "bf16")]
 
 
-class Recorded:
-    """Judges what both sides say, and puts the error on record."""
-
-    def __init__(self, precision: str, record: Callable[[str, object], None]):
-        self.precision, self.record = precision, record
-
-    def __call__(self, site: str, theirs: Tensor, ours: Tensor, oracle: Tensor) -> None:
-        outcome: Outcome = judge(self.precision, theirs, ours, oracle)
-        self.record("error", (site, outcome.error, outcome.bar))
-        assert outcome.verdict == "same", f"{site}: {outcome}"
-
-
 @pytest.fixture
-def check(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Recorded:
-    return Recorded(getattr(request.node, "callspec").params.get("precision", "f64"), record_property)  # noqa: B009
+def check(request: pytest.FixtureRequest) -> Judge:
+    return Judge(request)
 
 
 def config(*, norm_first: bool, activation: str = "relu", bias: bool = True, dropout: float = 0.0) -> TransformerConfig:
@@ -155,15 +143,16 @@ def my_attention(mine: MHA, x: Tensor, memory: Tensor | None, mask: Mask) -> tup
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention(kind: str, name: str, precision: str, check: Recorded) -> None:
+def test_attention(kind: str, name: str, precision: str, check: Judge) -> None:
     x, memory = attention_inputs(kind, precision)
-    mask, exact = attention_mask(kind, name, precision), attention_mask(kind, name, "f64")
-    _, oracle = both_attentions(kind, "f64")
+    mask = attention_mask(kind, name, precision)
     with torch.no_grad():
-        true, true_p = my_attention(oracle, x.double(), None if memory is None else memory.double(), exact)
+        y, p = true, true_p = my_attention(both_attentions(kind, precision)[1], x, memory, mask)
+        if precision != "f64":
+            exact, wide = attention_mask(kind, name, "f64"), None if memory is None else memory.double()
+            true, true_p = my_attention(both_attentions(kind, "f64")[1], x.double(), wide, exact)
         for batch_first in (True, False):
-            twin, mine = both_attentions(kind, precision, batch_first=batch_first)
-            y, p = my_attention(mine, x, memory, mask)
+            twin, _ = both_attentions(kind, precision, batch_first=batch_first)
             for fast in (True, False):
                 with fast_path(fast):
                     bare, _ = their_attention(twin, x, memory, mask, need_weights=False)
@@ -179,19 +168,19 @@ def test_attention(kind: str, name: str, precision: str, check: Recorded) -> Non
 
 @pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_without_biases(kind: str, check: Recorded) -> None:
+def test_attention_without_biases(kind: str, check: Judge) -> None:
     x, memory = attention_inputs(kind, "f64")
     mask = attention_mask(kind, "padding", "f64")
     twin, mine = both_attentions(kind, "f64", bias=False, batch_first=True)
     y, _ = my_attention(mine, x, memory, mask)
-    check("output", their_attention(twin, x, memory, mask)[0], y, y)
+    check("output", their_attention(twin, x, memory, mask)[0], y)
 
 
 @pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("weights", [True, False], ids=["weights", "bare"])
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "sequence_first"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_in_training(kind: str, batch_first: bool, weights: bool, check: Recorded) -> None:
+def test_attention_in_training(kind: str, batch_first: bool, weights: bool, check: Judge) -> None:
     """Attention dropout with one RNG state. Without weights torch drops inside SDPA: on the same grid, in the same order."""
     x, memory = attention_inputs(kind, "f64")
     mask = attention_mask(kind, "bool_and_padding", "f64")
@@ -203,7 +192,7 @@ def test_attention_in_training(kind: str, batch_first: bool, weights: bool, chec
     z, _ = their_attention(twin, x, memory, mask, need_weights=weights)
     torch.manual_seed(11)
     y, _ = my_attention(mine, x, memory, mask)
-    check("output", z, y, y)
+    check("output", z, y)
     assert largest_relative(y, evaluated) > 0.1  # something was dropped
 
 
@@ -258,20 +247,27 @@ def both_layers(precision: str, order: str, ffn: str, *, decoder: bool, batch_fi
     return twin, carried(twin, table, mine, precision), table
 
 
-def run_encoder(twin: Any, mine: Any, x: Tensor, mask: Mask, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """What torch's layer says and what the reference's does; the same RNG state before each."""
-    torch.manual_seed(21)
-    z = twin(
-        turned(x, batch_first), src_mask=mask.attn, src_key_padding_mask=mask.padding, is_causal=mask.causal
-    )
-    torch.manual_seed(21)
-    return turned(z, batch_first), mine(x, mask.visible, bias=mask.bias)
+def exact_layer(order: str, ffn: str, *, decoder: bool) -> Any:
+    """The reference's layer in float64."""
+    return both_layers("f64", order, ffn, decoder=decoder, batch_first=True)[1]
 
 
-def run_decoder(
-    twin: Any, mine: Any, x: Tensor, memory: Tensor, own: Mask, its: Mask, batch_first: bool
-) -> tuple[Tensor, Tensor]:
+def their_encoder(twin: Any, x: Tensor, mask: Mask) -> Tensor:
+    """What torch's layer makes of (b, s, d). The RNG begins anew, as for `my_encoder`."""
+    batch_first = twin.self_attn.batch_first
+    torch.manual_seed(21)
+    z = twin(turned(x, batch_first), src_mask=mask.attn, src_key_padding_mask=mask.padding, is_causal=mask.causal)
+    return turned(z, batch_first)
+
+
+def my_encoder(mine: TransformerEncoderLayer, x: Tensor, mask: Mask) -> Tensor:
+    torch.manual_seed(21)
+    return mine(x, mask.visible, bias=mask.bias)
+
+
+def their_decoder(twin: Any, x: Tensor, memory: Tensor, own: Mask, its: Mask) -> Tensor:
     """The same for a decoder's layer. own, its: the masks of self-attention and of attention to the memory."""
+    batch_first = twin.self_attn.batch_first
     torch.manual_seed(22)
     z = twin(
         turned(x, batch_first),
@@ -283,9 +279,12 @@ def run_decoder(
         tgt_is_causal=own.causal,
         memory_is_causal=its.causal,
     )
+    return turned(z, batch_first)
+
+
+def my_decoder(mine: TransformerDecoderLayer, x: Tensor, memory: Tensor, own: Mask, its: Mask) -> Tensor:
     torch.manual_seed(22)
-    y = mine(x, own.visible, memory=memory, memory_visible=its.visible, bias=own.bias, memory_bias=its.bias)
-    return turned(z, batch_first), y
+    return mine(x, own.visible, memory=memory, memory_visible=its.visible, bias=own.bias, memory_bias=its.bias)
 
 
 def layer_inputs(precision: str, rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -303,19 +302,19 @@ def dropout_in_order(x: Tensor, p: float = 0.5, training: bool = True, inplace: 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("ffn", "precision"), SETTINGS, ids=map("-".join, SETTINGS))
 @pytest.mark.parametrize("order", ORDERS)
-def test_encoder_layer(order: str, ffn: str, name: str, precision: str, check: Recorded) -> None:
+def test_encoder_layer(order: str, ffn: str, name: str, precision: str, check: Judge) -> None:
     x, _ = layer_inputs(precision)
     mask, exact = (masks(ROWS, HEADS, SHORT, SHORT)[name].to(DTYPES[p]) for p in (precision, "f64"))
-    _, oracle, _ = both_layers("f64", order, ffn, decoder=False, batch_first=True)
     with torch.no_grad():
-        true = oracle(x.double(), exact.visible, bias=exact.bias)
-        for batch_first in (True, False):
-            twin, mine, _ = both_layers(precision, order, ffn, decoder=False, batch_first=batch_first)
+        sides = {first: both_layers(precision, order, ffn, decoder=False, batch_first=first) for first in (True, False)}
+        y = my_encoder(sides[True][1], x, mask)
+        true = y if precision == "f64" else my_encoder(exact_layer(order, ffn, decoder=False), x.double(), exact)
+        for batch_first, (twin, _, _) in sides.items():
             for fast in (False, True):
                 if fast and mask.floats:
                     continue  # wrong in torch, see test_known_the_fast_path_takes_numbers_for_booleans
                 with fast_path(fast):
-                    z, y = run_encoder(twin, mine, x, mask, batch_first)
+                    z = their_encoder(twin, x, mask)
                 check(f"batch_first={batch_first} fast={fast}", z, y, true)
 
 
@@ -323,28 +322,22 @@ def test_encoder_layer(order: str, ffn: str, name: str, precision: str, check: R
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("ffn", "precision"), SETTINGS, ids=map("-".join, SETTINGS))
 @pytest.mark.parametrize("order", ORDERS)
-def test_decoder_layer(order: str, ffn: str, name: str, precision: str, check: Recorded) -> None:
+def test_decoder_layer(order: str, ffn: str, name: str, precision: str, check: Judge) -> None:
     """Each mask once over the layer's own tokens, and once over the memory."""
     x, memory = layer_inputs(precision)
-    _, oracle, _ = both_layers("f64", order, ffn, decoder=True, batch_first=True)
+    sides = {first: both_layers(precision, order, ffn, decoder=True, batch_first=first) for first in (True, False)}
     for own_name, its_name in ((name, "padding"), ("causal", name)):
+        own, its, *exact = (
+            masks(ROWS, HEADS, SHORT, t)[n].to(DTYPES[p])
+            for p in (precision, "f64")
+            for n, t in ((own_name, SHORT), (its_name, LONG))
+        )
         with torch.no_grad():
-            own, its, exact_own, exact_its = (
-                masks(ROWS, HEADS, SHORT, t)[n].to(DTYPES[p])
-                for p in (precision, "f64")
-                for n, t in ((own_name, SHORT), (its_name, LONG))
-            )
-            true = oracle(
-                x.double(),
-                exact_own.visible,
-                memory=memory.double(),
-                memory_visible=exact_its.visible,
-                bias=exact_own.bias,
-                memory_bias=exact_its.bias,
-            )
-            for batch_first in (True, False):
-                twin, mine, _ = both_layers(precision, order, ffn, decoder=True, batch_first=batch_first)
-                z, y = run_decoder(twin, mine, x, memory, own, its, batch_first)
+            true = y = my_decoder(sides[True][1], x, memory, own, its)
+            if precision != "f64":
+                true = my_decoder(exact_layer(order, ffn, decoder=True), x.double(), memory.double(), *exact)
+            for batch_first, (twin, _, _) in sides.items():
+                z = their_decoder(twin, x, memory, own, its)
                 check(f"{own_name} over {its_name} batch_first={batch_first}", z, y, true)
 
 
@@ -354,7 +347,7 @@ def test_decoder_layer(order: str, ffn: str, name: str, precision: str, check: R
 @pytest.mark.parametrize("ffn", FFNS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_layer_in_training(
-    order: str, ffn: str, decoder: bool, layout: str, check: Recorded, monkeypatch: pytest.MonkeyPatch
+    order: str, ffn: str, decoder: bool, layout: str, check: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every dropout on, one RNG state: equal only if each sits where torch has it, and draws when torch's does.
 
@@ -371,8 +364,8 @@ def test_layer_in_training(
 
     def run() -> tuple[Tensor, Tensor]:
         if decoder:
-            return run_decoder(twin, mine, x, memory, own, its, batch_first)
-        return run_encoder(twin, mine, x, own, batch_first)
+            return their_decoder(twin, x, memory, own, its), my_decoder(mine, x, memory, own, its)
+        return their_encoder(twin, x, own), my_encoder(mine, x, own)
 
     inputs = {"x": x.requires_grad_()} | ({"memory": memory.requires_grad_()} if decoder else {})
     for side in (twin, mine):
@@ -382,7 +375,7 @@ def test_layer_in_training(
     for side in (twin, mine):
         side.train()
     z, y = run()
-    check("output", z, y, y)
+    check("output", z, y)
     assert largest_relative(y, evaluated) > 0.1  # something was dropped
     assert gradients_differ(twin, table, mine, y, z, inputs) < GRADIENT_BAR
 
@@ -398,13 +391,13 @@ def test_the_fast_path_is_taken_when_it_is_on(monkeypatch: pytest.MonkeyPatch) -
         return kernel(*args)
 
     monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
-    twin, mine, _ = both_layers("f32", "post", "relu", decoder=False, batch_first=True)
+    twin, _, _ = both_layers("f32", "post", "relu", decoder=False, batch_first=True)
     x, _ = layer_inputs("f32")
     mask = masks(ROWS, HEADS, SHORT, SHORT)["padding"]
     with torch.no_grad():
         for fast in (False, True):
             with fast_path(fast):
-                run_encoder(twin, mine, x, mask, True)
+                their_encoder(twin, x, mask)
             assert len(calls) == fast
 
 
@@ -419,13 +412,14 @@ def test_known_the_fast_path_takes_numbers_for_booleans() -> None:
     added = torch.where(vectors("some", SHORT, SHORT) > 0.5, 0.125, 0.0).double()
     added[:, 0] = 0
     mask = Mask(attn=added, visible=torch.ones(1, 1, 1, SHORT, dtype=torch.bool), bias=added[None, None])
-    hidden = Mask(attn=added, visible=(added == 0)[None, None])
+    hidden = Mask(visible=(added == 0)[None, None])
     with torch.no_grad():
         with fast_path(False):
-            assert largest_relative(*run_encoder(twin, mine, x, mask, True)) < BAR
+            assert largest_relative(their_encoder(twin, x, mask), my_encoder(mine, x, mask)) < BAR
         with fast_path(True):
-            assert largest_relative(*run_encoder(twin, mine, x, mask, True)) > 1e-3
-            assert largest_relative(*run_encoder(twin, mine, x, hidden, True)) < BAR
+            z = their_encoder(twin, x, mask)
+        assert largest_relative(z, my_encoder(mine, x, mask)) > 1e-3
+        assert largest_relative(z, my_encoder(mine, x, hidden)) < BAR
 
 
 @pytest.mark.rows("L1", "L2")

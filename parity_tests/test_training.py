@@ -25,6 +25,11 @@ def test_loss(case: Case, recorder: Recorder) -> None:
     recorder.check(case, "loss", under_lens(pair.their_loss, pair.loss))
 
 
+def test_the_same_parameters_are_trained(case: Case, recorder: Recorder) -> None:
+    recorder.run(case, "accumulated", "trainable")
+    recorder.check(case, "trainable", trained(case).trainable)
+
+
 def test_gradients(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "gradients")
     recorder.check(case, "gradients", trained(case).gradients)

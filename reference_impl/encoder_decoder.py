@@ -140,9 +140,8 @@ class Stack(nn.Module):
         x = self.embed(ids) * self.scale  # as (b, s, d)
         if self.positions is not None:
             x = x + self.positions(slots[None, past:]).to(x.dtype)  # a table of sines is float32 until it is added
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        x = self.embedded(self.dropout(x))
+        x = self.embedded(x)
+        x = self.dropout(x if self.embed_norm is None else self.embed_norm(x))
         bias = None if self.relative is None else self.relative(slots[past:], slots)  # as (1, h, s, t)
         for i, layer in enumerate(self.layers):
             if self.training and self.layer_dropout > 0 and torch.rand([]) < self.layer_dropout:

@@ -89,24 +89,30 @@ class MambaMixer(nn.Module):
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias)
         self.inputs, self.memory = Site(), Site()
 
+    @staticmethod
+    def hide(x: Float[Tensor, "b s f"], real: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b s f"]:
+        """Nothing in place of padding: it then gives Conv nothing, and h."""
+        return x if real is None else x * real[..., None]
+
+    def step(self, low: Float[Tensor, "b s r"]) -> Float[Tensor, "b s f"]:
+        """dt: how much time passes at a token, for each channel; above 0."""
+        return F.softplus(F.linear(low, self.dt_proj.weight) + self.dt_proj.bias)
+
     def forward(
         self, u: Float[Tensor, "b s d"], real: Bool[Tensor, "b s"] | None = None, cache: LayerState | None = None
     ) -> Float[Tensor, "b s d"]:
         """real: False for padding, which on the left leaves no trace. cache: `STATE`."""
         x, z = self.in_proj(u).chunk(2, -1)  # two of (b, s, f)
-        if real is not None:
-            x = x * real[..., None]
+        x = self.hide(x, real)
         empty = x.new_zeros(len(x), x.shape[-1], self.width), widen(x.new_zeros(len(x), *self.a_log.shape))
         last, state = recall(cache, dict(zip(STATE, empty, strict=True)))
         inputs = torch.cat([last, x.mT], -1)  # as (b, f, w + s)
         x = self.activation(self.conv(inputs[..., 1:])).mT  # as (b, s, f); the oldest input kept is out of reach
-        if real is not None:
-            x = x * real[..., None]
+        x = self.hide(x, real)
 
         low, b, c = self.x_proj(x).split(self.sizes, -1)  # as (b, s, r), (b, s, n), (b, s, n)
-        dt = F.softplus(F.linear(low, self.dt_proj.weight) + self.dt_proj.bias)  # as (b, s, f)
         a = -torch.exp(widen(self.a_log))  # as (f, n)
-        y, state = (scan_parallel if self.parallel else scan)(x, dt, a, b, c, state)
+        y, state = (scan_parallel if self.parallel else scan)(x, self.step(low), a, b, c, state)
         last, state = self.inputs(inputs[..., -self.width :]), self.memory(state)
         if cache is not None:
             cache.parts |= {"inputs": last, "memory": state}

@@ -1,8 +1,8 @@
-"""R1, "Model" and "总结对比": whole models, and the table that compares them."""
+"""R1, "Model": from nn.Transformer to DeepSeek-V3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import transformers
 from torch import nn
 
 from parity_tests.facts import formulas as seed
-from parity_tests.facts.layers import mixers, same_layer, signature_defaults
 from parity_tests.facts.record import Changed, Fact, default, defaults, gives
 from parity_tests.facts.subjects import (
     close,
@@ -22,12 +21,12 @@ from parity_tests.facts.subjects import (
     ids,
     internals,
     model,
-    moved,
     published,
     run,
     values,
     watch,
 )
+from parity_tests.facts.torch_layers import signature_defaults
 
 # --- nn.Transformer ---
 
@@ -106,6 +105,7 @@ TRANSFORMER_FACTS = (
         rows=("M1",),
     ),
 )
+
 
 # --- BertModel ---
 
@@ -233,6 +233,7 @@ BERT_FACTS = (
     ),
 )
 
+
 # --- GPT2Model ---
 
 
@@ -325,6 +326,7 @@ GPT2_FACTS = (
     ),
 )
 
+
 # --- LlamaModel and its relatives ---
 
 
@@ -360,11 +362,10 @@ def top_level(family: str) -> set[str]:
 
 def mtp_layers() -> int:
     """How many MTP layers can be made for a DeepSeek-V3 that was asked to draft with them."""
-    from transformers import modeling_layers
-
     if not hasattr(transformers.GenerationConfig(), "use_mtp"):
         return 0
-    return len(modeling_layers.MtpModel(model("DeepseekV3", "ForCausalLM"), default("DeepseekV3", "num_mtp_layers")).layers)
+    mtp = importlib.import_module("transformers.modeling_layers").MtpModel
+    return len(mtp(model("DeepseekV3", "ForCausalLM"), default("DeepseekV3", "num_mtp_layers")).layers)
 
 
 LLAMA = "R1, LlamaModel"
@@ -388,7 +389,7 @@ LLAMA_FACTS = (
     ),
     Fact(
         id="llama-input",
-        place=LLAMA,
+        place=LLAMA + " · R2, 3.3",
         quote="输入处没有位置编码,也没有 Dropout;位置信息全靠每层 attention 中的 RoPE",
         says="At the input stand no positions and no dropout",
         check=llama_input,
@@ -468,143 +469,4 @@ LLAMA_FACTS = (
 )
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
-# --- the table ---
-
-
-def norm_classes(net: nn.Module) -> set[str]:
-    """LayerNorm, RMSNorm or both: what norms the residual stream (q_norm, k_norm and latents' norms apart)."""
-    inner = ("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm")
-    names = [
-        type(m).__name__ for n, m in net.named_modules() if "Norm" in type(m).__name__ and n.split(".")[-1] not in inner
-    ]
-    return {"RMSNorm" if name.endswith("RMSNorm") else name for name in names}
-
-
-def llama_row(family: str, heads_kv: int, ffn: str, path: str = "mlp") -> Callable[[], bool]:
-    """RMSNorm, pre, RoPE, SiLU, and the FFN's class."""
-
-    def check() -> bool:
-        net = model(family)
-        block = net.layers[-1].mlp if hasattr(net.layers[-1], "mlp") else net.layers[-1].block_sparse_moe
-        found = (norm_classes(net), has_rope(net), net.config.hidden_act, type(block).__name__, net.config.num_key_value_heads)
-        wanted = ({"RMSNorm"}, True, "silu", ffn, heads_kv)
-        assert found == wanted, f"it is {found}"
-        return same_layer(family)
-
-    return check
-
-
-def has_rope(net: Any) -> bool:
-    """A rotary table in the model, and no table of positions."""
-    tables = [n for n, m in net.named_modules() if isinstance(m, nn.Embedding) and "embed_tokens" not in n]
-    return hasattr(net, "rotary_emb") and not tables
-
-
-def bert_row() -> bool:
-    net = model("Bert")
-    assert isinstance(net.embeddings.position_embeddings, nn.Embedding)
-    both_ways = all(moved(lambda x: net(input_ids=x).last_hidden_state, ids(5), 4))
-    return norm_classes(net) == {"LayerNorm"} and both_ways and default("Bert", "hidden_act") == "gelu"
-
-
-def gpt2_row() -> bool:
-    net = model("GPT2")
-    assert isinstance(net.wpe, nn.Embedding)
-    return norm_classes(net) == {"LayerNorm"} and mixers("GPT2") and default("GPT2", "activation_function") == "gelu_new"
-
-
-def transformer_row() -> bool:
-    net = small_transformer()
-    norms = {type(m).__name__ for m in net.modules() if "Norm" in type(m).__name__}
-    layer = net.encoder.layers[0]
-    return norms == {"LayerNorm"} and not layer.norm_first and layer.activation is F.relu
-
-
-def qwen3_moe() -> bool:
-    net = model("Qwen3Moe")
-    assert hasattr(net.layers[0].self_attn, "q_norm"), "it has no QK-norm"
-    return norm_classes(net) == {"RMSNorm"} and type(net.layers[0].mlp).__name__ == "Qwen3MoeSparseMoeBlock"
-
-
-TABLE = "R1, 总结对比"
-
-TABLE_FACTS = (
-    Fact(
-        id="table-transformer",
-        place=TABLE,
-        quote="TransformerLayerNormPostSinusoidal 绝对MHAFFNReLU",
-        says="nn.Transformer: LayerNorm, post, MHA, FFN, ReLU",
-        check=transformer_row,
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-bert",
-        place=TABLE,
-        quote="BERTLayerNormPost可学习绝对MHA(双向)FFNGELU",
-        says="BERT: LayerNorm, learned positions, MHA both ways, GELU",
-        check=bert_row,
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-gpt2",
-        place=TABLE,
-        quote="GPT-2LayerNormPre可学习绝对MHAFFNGELU (tanh)",
-        says="GPT-2: LayerNorm, pre, learned positions, MHA, FFN, tanh GELU",
-        check=gpt2_row,
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-llama",
-        place=TABLE,
-        quote="LlamaRMSNormPreRoPEMHA / GQAGatedFFNSiLU",
-        says="Llama: RMSNorm, pre, RoPE, MHA or GQA, GatedFFN, SiLU",
-        check=llama_row("Llama", 2, "LlamaMLP"),
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-qwen3",
-        place=TABLE,
-        quote="Qwen3RMSNormPreRoPEGQA + QK-NormGatedFFN / MoESiLU",
-        says="Qwen3: RMSNorm, pre, RoPE, GQA, GatedFFN, SiLU",
-        check=llama_row("Qwen3", 2, "Qwen3MLP"),
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-qwen3-moe",
-        place=TABLE,
-        quote="Qwen3RMSNormPreRoPEGQA + QK-NormGatedFFN / MoESiLU",
-        says="Qwen3 with MoE: QK-norm, and a MoE block for the GatedFFN",
-        check=qwen3_moe,
-        rows=("S1",),
-    ),
-    Fact(
-        id="qwen3-gqa",
-        place=TABLE,
-        quote="GQA + QK-Norm",
-        says="Qwen3 is GQA in HF's default configuration",
-        check=lambda: default("Qwen3", "num_key_value_heads") < default("Qwen3", "num_attention_heads"),
-        changed=Changed(
-            now="HF's default is MHA, 32 heads of both kinds; the published models have fewer KV heads",
-            check=lambda: default("Qwen3", "num_key_value_heads") == default("Qwen3", "num_attention_heads") == 32,
-        ),
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-mixtral",
-        place=TABLE,
-        quote="MixtralRMSNormPreRoPEGQAMoESiLU",
-        says="Mixtral: RMSNorm, pre, RoPE, GQA, MoE, SiLU",
-        check=llama_row("Mixtral", 2, "MixtralSparseMoeBlock"),
-        rows=("S1",),
-    ),
-    Fact(
-        id="table-deepseek",
-        place=TABLE,
-        quote="DeepSeek-V3RMSNormPre解耦 RoPEMLADeepSeekMoESiLU",
-        says="DeepSeek-V3: RMSNorm, pre, RoPE, MLA, DeepSeekMoE, SiLU",
-        check=llama_row("DeepseekV3", 4, "DeepseekV3MoE"),
-        rows=("S1",),
-    ),
-)
-
-FACTS = (*TRANSFORMER_FACTS, *BERT_FACTS, *GPT2_FACTS, *LLAMA_FACTS, *TABLE_FACTS)
+FACTS = (*TRANSFORMER_FACTS, *BERT_FACTS, *GPT2_FACTS, *LLAMA_FACTS)

@@ -33,9 +33,19 @@ class Changed:
     package: str = "transformers"
 
     def concerns(self) -> bool:
-        """Whether the statement is to fail in the installed version."""
-        version = Version(metadata.version(self.package))
+        """Whether the statement is to fail in the installed version. Errors: Absent when there is none."""
+        try:
+            version = Version(metadata.version(self.package))
+        except metadata.PackageNotFoundError as error:
+            raise Absent(f"{self.package} is not installed") from error
         return Version(self.since) <= version and (self.until is None or version < Version(self.until))
+
+    @property
+    def word(self) -> str:
+        """The verdict: never held, not yet, or changed."""
+        if self.since == "0":
+            return "never held" if self.until is None else "not yet"
+        return "changed"
 
     @property
     def when(self) -> str:
@@ -61,7 +71,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: holds, changed (as recorded), not here, contradicted (which nobody recorded), or holds again."""
+    """word: holds; changed, never held or not yet, as recorded; not here; contradicted, which nobody recorded; holds again.
+    note: why, in words.
+    """
 
     fact: Fact
     word: str
@@ -91,7 +103,7 @@ def judge(fact: Fact) -> Verdict:
         as_recorded, other = _outcome(fact.changed.check)
         if not as_recorded:
             return Verdict(fact, "contradicted", f"and not as recorded ({fact.changed.now}): {other or why}")
-        return Verdict(fact, "changed", f"{fact.changed.when}: {fact.changed.now}")
+        return Verdict(fact, fact.changed.word, f"{fact.changed.when}: {fact.changed.now}")
     except Absent as absent:
         return Verdict(fact, "not here", str(absent))
     except Exception as error:  # a check that breaks says that something moved; which fact, and where, must be told
@@ -112,7 +124,7 @@ def gives(wanted: Any, of: Callable[[], Any]) -> Check:
     return check
 
 
-def raises(error: type[Exception], of: Callable[[], Any]) -> bool:
+def raises(error: type[Exception] | tuple[type[Exception], ...], of: Callable[[], Any]) -> bool:
     """Whether `of()` raises an error of this kind."""
     try:
         of()
@@ -128,12 +140,14 @@ def released(name: str) -> Any:
     return getattr(transformers, name)
 
 
+def theta(config: Any) -> float:
+    """`rope_theta`, which 5.0 moved into `rope_parameters`."""
+    return config.rope_theta if hasattr(config, "rope_theta") else config.rope_parameters["rope_theta"]
+
+
 def default(family: str, name: str) -> Any:
-    """What a family's configuration is when nothing is said. `rope_theta` is asked for by the name that 4.x gave it."""
-    config = released(f"{family}Config")()
-    if name == "rope_theta" and not hasattr(config, name):
-        return config.rope_parameters[name]
-    return getattr(config, name)
+    """What a family's configuration is when nothing is said."""
+    return getattr(released(f"{family}Config")(), name)
 
 
 def declared(family: str, name: str) -> Any:

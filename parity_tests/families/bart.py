@@ -23,14 +23,6 @@ def _no_norm(stack: Any) -> None:
     stack.embed_norm.forward = lambda x: x
 
 
-def _norm_before_positions(stack: Any) -> None:
-    """The norm reads the embedded tokens alone, and positions are added behind it."""
-    norm, table = stack.embed_norm.forward, stack.positions.forward
-    added: list[Any] = []
-    stack.positions.forward = lambda positions: 0 * table(positions) if added.append(table(positions)) is None else None
-    stack.embed_norm.forward = lambda x: norm(x) + added.pop() if added else norm(x)
-
-
 FAMILY = Family(
     name="bart",
     hf_class="BartForConditionalGeneration",
@@ -40,12 +32,21 @@ FAMILY = Family(
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("M5", "P3", "G1"),
+    inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},
     known=(
         Known(
             name="without a tied head, embeddings that the file holds once stay random on both sides",
-            sites=("encoder.embedded",),
+            sites=("encoder.embedded", "saved"),
             variants=("untied-once",),
             link="measured in 4.57.6, which writes such files, and in 5.24.0, which writes the embedding three times",
+        ),
+        Known(
+            name="without a tied head, the embeddings of both sides are trained apart, and read apart",
+            sites=("trainable", "gradients", "step", "saved"),
+            since="5.0.0",
+            variants=("untied",),
+            downstream=False,
+            link="measured in 5.24.0",
         ),
     ),
     deviations=(
@@ -53,7 +54,6 @@ FAMILY = Family(
         sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), ("scaled",)),
         sides.of_stack("the first two rows are positions 0 and 1", "encoder.embedded", _offset_left_out),
         sides.of_stack("no norm on the embeddings", "encoder.embed_norm", _no_norm),
-        sides.of_stack("positions added behind the norm", "encoder.embedded", _norm_before_positions),
         *sides.ABSOLUTE,
         *sides.MASKS,
         *sides.on("encoder", mistakes.layer_norm("embed_norm", configured=False)),

@@ -94,12 +94,12 @@ def _last_norm_left_out(model: GPT2Model) -> None:
     model.norm.forward = lambda x: x
 
 
-def _undivided(model: GPT2Model) -> None:
+def _undivided(model: Any) -> None:
     for i, layer in enumerate(model.layers):
         layer.attn.scale = layer.attn.scale * (i + 1)
 
 
-def _cross_undivided(model: GPT2Model) -> None:
+def _cross_undivided(model: Any) -> None:
     for i, layer in enumerate(model.layers):
         layer.cross.scale = layer.cross.scale * (i + 1)
 
@@ -146,9 +146,7 @@ FAMILY = Family(
         *mistakes.learned_positions(GPT2Model, "positions", "dropout"),
         *shared.masks(GPT2Model),
         *mistakes.layer_norm("attn_norm", configured=True),
-        *mistakes.attention(
-            queries="attn.keys", keys="attn.keys", biases="attn.values", output="attn", scaled=SCALED
-        ),
+        *mistakes.attention(queries="attn.keys", keys="attn.keys", biases="attn.values", output="attn", scaled=SCALED),
         mistakes.joined_qkv("attn.keys"),
         *SCALES,
         *mistakes.over_memory(("cross",)),

@@ -44,8 +44,15 @@ FAMILY = Family(
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("M5", "P2", "G1"),
-    inert={},
+    inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
     known=(
+        Known(
+            name="the table of sines is trained once it was loaded, and not saved",
+            sites=("trainable",),
+            since="5.0.0",
+            downstream=False,
+            link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
+        ),
         Known(
             name="a head that is tied to the decoder's embedding is tied to the encoder's",
             sites=("decoder.embedded", "lm_head"),

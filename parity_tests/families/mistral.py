@@ -14,7 +14,7 @@ FAMILY = Family(
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4", "G1"),
-    known=(windows.WINDOW_OF_ONE,),
+    known=(windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

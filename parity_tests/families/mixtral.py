@@ -19,8 +19,8 @@ FAMILY = Family(
     backends=(
         Backend("eager", "eager"),
         Backend("sdpa", "eager", ("f64",)),
-        Backend("eager", "batched_mm", ("f64", "f32"), variants=("base", "top-*")),
-        Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
+        Backend("eager", "batched_mm", ("f64",), variants=("base", "top-all")),
+        Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
     known=mixtures.KNOWN,

@@ -48,7 +48,8 @@ def weights(call: Call) -> Tensor | None:
 def mixture(where: Where, *, rows: tuple[str, ...], shared: str = "", axes: str = "b s d") -> tuple[Unit, ...]:
     """Router, experts and the whole, in the layers that have them, and the dense network of the others.
 
-    rows: what of the seeds they show. shared: what the shared experts' network is called inside the block, if there is one; axes: of what it gives.
+    rows: what of the seeds they show. shared: what the shared experts' network is called inside the block, if there is one;
+    axes: of what it gives.
     """
     router = Unit(
         name="layers.{layer}.ffn.router",

@@ -19,7 +19,7 @@ FAMILY = Family(
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4", "G1"),
-    known=(*shared.YARN_KNOWN, windows.WINDOW_OF_ONE),
+    known=(*shared.YARN_KNOWN, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

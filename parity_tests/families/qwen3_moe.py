@@ -28,8 +28,8 @@ FAMILY = Family(
     backends=(
         Backend("eager", "eager"),
         Backend("sdpa", "eager", ("f64",)),
-        Backend("eager", "batched_mm", ("f64", "f32"), variants=("base", "steps")),
-        Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
+        Backend("eager", "batched_mm", ("f64",), variants=("base", "steps")),
+        Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
     known=(
@@ -49,7 +49,7 @@ FAMILY = Family(
         *windows.QK_NORM,
         *shared.MASK,
         *windows.windows(("window",)),
-        *windows.window_layers(()),  # only to explain: transformers has no model with windows in some layers
+        *windows.window_layers(("top-layers",)),
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),

@@ -96,17 +96,19 @@ def probabilities(call: Call) -> Tensor | None:
     return call.output[-1] if len(call.output) >= least else None
 
 
-def begin(side: str, first: str) -> list[Unit]:
-    """What goes into the first layer, which transformers has under this path, and the masks."""
-    query = QUERY[side]
+def begin(side: str, first: str, embedded: str | None = None) -> list[Unit]:
+    """What goes into the first layer, which transformers has under this path, and the masks. embedded: the module that gets
+    the embedded tokens with their positions, where it is not that layer.
+    """
 
-    def at_first(name: str, axes: str, theirs: Callable[[Call], Tensor | None]) -> Unit:
-        return Unit(name=f"{side}.{name}", hf=first, level="block", sites=(Site("", axes, theirs, absent=NO_MASK),))
+    def seen_by(hf: str, name: str, axes: str, theirs: Callable[[Call], Tensor | None]) -> Unit:
+        return Unit(name=f"{side}.{name}", hf=hf, level="block", sites=(Site("", axes, theirs, absent=NO_MASK),))
 
-    embedded = at_first("embedded", f"b {query} d", hidden)
+    tokens = seen_by(embedded or first, "embedded", f"b {QUERY[side]} d", hidden)
     if side == "encoder":
-        return [embedded, at_first("mask", "b 1 1 u", lambda call: _same_for_every_query(mask_of(call)))]
-    return [embedded, at_first("mask", "b 1 s t", mask_of), at_first("memory_mask", "b 1 1 u", memory_mask_of)]
+        return [tokens, seen_by(first, "mask", "b 1 1 u", lambda call: _same_for_every_query(mask_of(call)))]
+    masks = [seen_by(first, "mask", "b 1 s t", mask_of), seen_by(first, "memory_mask", "b 1 1 u", memory_mask_of)]
+    return [tokens, *masks]
 
 
 def attention(side: str, hf: str) -> Unit:
@@ -180,9 +182,10 @@ def post_norm_units(*, embed_norm: bool) -> Callable[[Any], list[Unit]]:
                 part(side, "layers.{layer}.ffn_norm", there + "final_layer_norm", rows=("N1",)),
                 layer(side, there.rstrip(".")),
             ]
-            if embed_norm:
-                found += [part(side, "embed_norm", f"model.{side}.layernorm_embedding", rows=("N1",))]
-            found += [*begin(side, f"model.{side}.layers.0"), *in_layers(inside, config, n_layers)]
+            norm = f"model.{side}.layernorm_embedding" if embed_norm else None
+            found += begin(side, f"model.{side}.layers.0", norm)
+            found += [part(side, "embed_norm", norm, rows=("N1",))] if norm else []
+            found += in_layers(inside, config, n_layers)
         return [*found, *end()]
 
     return of

@@ -19,7 +19,6 @@ from reference_impl.layer import TransformerLayer
 from reference_impl.norm import LayerNorm
 
 
-
 def within(deviations: Iterable[Deviation], variants: tuple[str, ...]) -> tuple[Deviation, ...]:
     """The same, of some variants."""
     return tuple(replace(deviation, variants=variants) for deviation in deviations)
@@ -133,7 +132,7 @@ def _seeing_everything(module: MHA) -> None:
     module.forward = lambda x, visible, **given: forward(x, torch.ones_like(visible), **given)
 
 
-def _reading_itself(module: MHA) -> None:
+def _reading_itself(module: Any) -> None:
     """Keys and values of the text instead of the memory, begun again where it is the shorter of the two."""
     forward = module.forward
 
@@ -167,10 +166,10 @@ def over_memory(variants: tuple[str, ...], *, keys: str = "cross.keys", probs: s
 
 def ffn(*, inner: str, output: str, erf: tuple[str, ...], others: tuple[str, ...]) -> tuple[Deviation, ...]:
     """inner, output: the sites that show the activation first, and what comes out. erf: variants with gelu; others: without."""
-    tanh = each(FFN, constant("activation", gelu_tanh))
+    by_tanh, by_erf = (each(FFN, constant("activation", act)) for act in (gelu_tanh, F.gelu))
     return (
-        Deviation(name="tanh gelu for gelu", site=inner, apply=tanh, variants=erf),
-        Deviation(name="gelu whatever the config says", site=inner, apply=each(FFN, constant("activation", F.gelu)), variants=others),
+        Deviation(name="tanh gelu for gelu", site=inner, apply=by_tanh, variants=erf),
+        Deviation(name="gelu whatever the config says", site=inner, apply=by_erf, variants=others),
         Deviation(name="bias of the feed-forward network dropped", site=output, apply=each(FFN, bare_bias("out_proj"))),
     )
 

@@ -58,7 +58,7 @@ def layer_input(call: Call, seen: Mapping[str, Tensor]) -> Arguments:
 
 def held(name: str, place: int, axes: str) -> Site:
     """Keys or values: this one of the tensors that the cache holds of the layer."""
-    return Site(name, axes, lambda c: c.cached and c.cached[place])
+    return Site(name, axes, lambda c: c.cached[place] if c.cached else None)
 
 
 def probs(axes: str) -> Site:

@@ -204,3 +204,9 @@ WINDOW_OF_ONE = Known(
     variants=("window-1",),
     downstream=False,
 )
+
+WAYS_KNOWN = (
+    *(known for known in shared.WAYS_KNOWN if known.sites != ("packed.with-cache",)),
+    *(replace(known, variants=("*[!1]",)) for known in shared.WAYS_KNOWN if known.sites == ("packed.with-cache",)),
+)
+"""Llama's, but that through a window of one token no text sees another."""

@@ -184,17 +184,23 @@ def cache_of(output: Any) -> Any:
 
 
 def cached(cache: Any, layer: int) -> tuple[Tensor, ...] | None:
-    """What a cache holds for a layer: keys and values (b, g, t, e), then those of the memory where there is one."""
+    """What a cache holds for a layer: keys and values (b, g, t, e), then those of the memory where there is one; or a state."""
     if cache is None:
         return None
     if hasattr(cache, "self_attention_cache"):
         both = cache.self_attention_cache, cache.cross_attention_cache
         return tuple(x for one in both for x in cached(one, layer) or ())
+    if hasattr(cache, "ssm_states"):
+        return cache.conv_states[layer], cache.ssm_states[layer]
     if hasattr(cache, "layers"):
         entry = cache.layers[layer] if layer < len(cache.layers) else None
+        if entry is not None and hasattr(entry, "recurrent_states"):
+            return tuple(x for states in (entry.conv_states, entry.recurrent_states) for x in states.values())
         return None if entry is None or entry.keys is None else (entry.keys, entry.values)
     if hasattr(cache, "key_cache"):
         return (cache.key_cache[layer], cache.value_cache[layer]) if layer < len(cache.key_cache) else None
+    if isinstance(cache[0], Tensor):  # a list of states, each of all layers
+        return tuple(x[..., layer] for x in cache)
     return tuple(x for x in cache[layer] if isinstance(x, Tensor))
 
 
@@ -231,6 +237,16 @@ def static_cache(model: Any, rows: int, length: int) -> Any:
     return transformers.EncoderDecoderCache(cache, transformers.DynamicCache()) if reads_memory else cache
 
 
+def _of_this_call(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, Any], cache: Any) -> dict[str, Tensor]:
+    """What models with a state are told: a mask of the new tokens alone, and where releases ask for it their places."""
+    n, found = inputs["ids"].shape[1] if "ids" in inputs else 0, {}
+    if n and "attention_mask" in given:
+        found["attention_mask"] = given["attention_mask"][:, -n:]
+    if n and takes(model, "cache_position") and hasattr(cache, "ssm_states"):
+        found["cache_position"] = torch.arange(n, device=inputs["ids"].device) + cache.tokens_read
+    return found
+
+
 def run(
     model: nn.Module,
     precision: str,
@@ -244,8 +260,13 @@ def run(
     given: dict[str, Any] = {**named(model, inputs), **({"use_cache": True} if takes(model, "use_cache") else {}), **options}
     if cache is not None:
         given[next(name for name in CACHES if takes(model, name))] = cache
+    if getattr(model, "_is_stateful", False):
+        given |= _of_this_call(model, inputs, given, cache)
     with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
         output = model(**given)
+    kept = cache_of(output)
+    if hasattr(kept, "ssm_states") and "ids" in inputs:  # what does not count its tokens
+        kept.tokens_read = getattr(kept, "tokens_read", 0) + inputs["ids"].shape[1]
     if "logits" not in output:
         output.logits = logits_of(output)
     return output

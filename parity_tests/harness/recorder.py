@@ -51,7 +51,7 @@ class Recorder:
 
     @contextmanager
     def crashing(self, case: Case, site: str) -> Iterator[None]:
-        """Where transformers may raise in the middle of a test: that is judged at `site`, and where it is known the test ends."""
+        """Where transformers may raise inside a test: that is judged at `site`, and where it is known the test ends."""
         try:
             yield
         except hf.Crashed as reason:
@@ -110,11 +110,15 @@ class Recorder:
             text += f"\n  this test          {site} ({point.mode}) is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"
         pytest.fail(text, pytrace=False)
 
+    def covering(self, case: Case, site: str) -> list[Known]:
+        """What is known at such a site, and then what is known upstream of it."""
+        direct = [known for known in case.known if known.at(site)]
+        return direct + [known for known in case.known if known.downstream]
+
     def check(self, case: Case, site: str, outcome: Outcome, explanation: str | None = None) -> None:
         """Record and judge an outcome that has no unit: a cache's, a generation's. What is known upstream of it covers it."""
         direct = [known for known in case.known if known.at(site)]
-        covering = direct + [known for known in case.known if known.downstream]
-        if outcome.verdict == "differs" and covering:
+        if outcome.verdict == "differs" and (covering := self.covering(case, site)):
             outcome = outcome.known(covering[0].note)
         self.keep(case, "accumulated", site, outcome)
         if outcome.verdict == "differs":

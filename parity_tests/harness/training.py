@@ -36,6 +36,7 @@ class Trained:
 
     loss: Tensor
     their_loss: Tensor
+    trainable: Outcome
     gradients: Outcome
     step: Outcome
 
@@ -104,27 +105,28 @@ def trained(case: Case) -> Trained:
     loss.backward()
     their_loss.backward()
     plan = layout_of(model, theirs)
-    gradients = _gradients(model, theirs, plan)
-    return Trained(loss.detach(), their_loss.detach(), gradients, _step(model, theirs, plan))
+    trainable, gradients = _gradients(model, theirs, plan)
+    return Trained(loss.detach(), their_loss.detach(), trainable, gradients, _step(model, theirs, plan))
 
 
-def _gradients(model: nn.Module, theirs: nn.Module, plan: Plan) -> Outcome:
-    """The largest difference of a parameter's gradients, relative to the norm of all. None on one side only is one, too."""
+def _gradients(model: nn.Module, theirs: nn.Module, plan: Plan) -> tuple[Outcome, Outcome]:
+    """Whether the same parameters have gradients; and the largest difference of one, relative to the norm of all."""
     own = parameters_of(model, buffers=False)
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.items()}
     given = {name: torch.full_like(p, float(p.grad is not None)) for name, p in own.items()}
     mine, there = _carried(plan, grads), _carried(plan, given)
-    norm, worst = _norm(grads.values()), (0.0, "")
+    norm, worst, trainable = _norm(grads.values()), (0.0, ""), measured(0.0, GRADIENT_BAR)
     for name, parameter in theirs.named_parameters():
         if parameter.requires_grad:
             has = parameter.grad is not None
             if name not in there and not has:
                 continue  # the layout drops it, as what nothing reads
             if name not in there or bool(there[name].any()) != has:
-                return refused(f"{name} has {'a' if has else 'no'} gradient in transformers, and in the reference not so")
+                trainable = refused(f"{name} has {'a' if has else 'no'} gradient in transformers, and in the reference not so")
+                continue
             other = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             worst = max(worst, (float((mine[name] - other).norm() / norm), name))
-    return measured(worst[0], GRADIENT_BAR, worst[1])
+    return trainable, measured(worst[0], GRADIENT_BAR, worst[1])
 
 
 def _step(model: nn.Module, theirs: nn.Module, plan: Plan) -> Outcome:

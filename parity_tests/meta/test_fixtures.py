@@ -45,7 +45,7 @@ def test_every_value_is_exact_in_half_precision_and_none_is_default(family: str,
     for name, tensor in load_file(tiny.path_of(family, variant) / "model.safetensors").items():
         for dtype in (torch.bfloat16, torch.float16):
             assert torch.equal(tensor, tensor.to(dtype).float()), name
-        assert len(tensor.unique()) > 4, f"{name} is nearly constant"
+        assert len(tensor.unique()) > min(4, tensor.numel() // 2), f"{name} is nearly constant"
 
 
 @pytest.mark.parametrize(("family", "variant"), VARIANTS, ids=str)

@@ -8,34 +8,17 @@ from weight_mapping.container import Checkpoint, Value
 from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, WHOLE, Check, Family, Key, Kind, Layout
 from weight_mapping.rules import Alias, Drop, Rule, Table, rename, tie
 
-
-def hf(config: BertConfig) -> Table:
-    """The names of the hub. A model without the MLM head has no prefix."""
-    biases = (HEAD + "bias", HEAD + "decoder.bias")  # one tensor; transformers 5 reads an untied head's by the second
-    return _table(config, tie(biases if config.tied_head else biases[::-1], "mlm_head.decoder.bias"))
-
-
-def transformers5(config: BertConfig) -> Table:
-    """What transformers 5 has in memory. Where nothing is tied, it has a second bias there, which no forward reads."""
-    if config.tied_head:
-        return hf(config)
-    dead = Drop(source=HEAD + "bias", reason="no forward reads it where the head is not tied")
-    return _table(config, rename(HEAD + "decoder.bias", "mlm_head.decoder.bias"), dead)
-
-
 HEAD = "cls.predictions."
 
 
-def _table(config: BertConfig, head_bias: Rule, *drops: Drop) -> Table:
+def hf(config: BertConfig) -> Table:
+    """The names of the hub. A model without the MLM head has no prefix."""
     trunk = "bert." if config.heads != "none" else ""
     here, there = trunk + "encoder.layer.{layer}.", "layers.{layer}."
-    words, decoder = trunk + "embeddings.word_embeddings.weight", HEAD + "decoder.weight"
-    apart = (rename(words, "embed.tokens.weight"), rename(decoder, "mlm_head.decoder.weight"))
-    tied = config.tied_head and config.heads != "none"
     return Table(
         index={"layer": range(config.n_layers), "part": ("weight", "bias"), "task": ("species", "chain", "graft")},
         rules=(
-            *((tie((words, decoder), "embed.tokens.weight"),) if tied else apart),
+            *_matrices(config, trunk + "embeddings.word_embeddings.weight"),
             rename(trunk + "embeddings.token_type_embeddings.weight", "embed.types.weight"),
             rename(trunk + "embeddings.position_embeddings.weight", "embed.positions.weight"),
             rename(trunk + "embeddings.LayerNorm.{part}", "embed.norm.{part}"),
@@ -47,15 +30,27 @@ def _table(config: BertConfig, head_bias: Rule, *drops: Drop) -> Table:
             rename(trunk + "pooler.dense.{part}", "pooler.proj.{part}"),
             rename(HEAD + "transform.dense.{part}", "mlm_head.proj.{part}"),
             rename(HEAD + "transform.LayerNorm.{part}", "mlm_head.norm.{part}"),
-            head_bias,
             rename("cls.seq_relationship.{part}", "nsp_head.{part}"),
         ),
-        drops=(*_drops(config, trunk), *drops),
+        drops=tuple(_drops(config, trunk)),
         aliases=(
             Alias("bert.*", "*") if trunk else Alias("*", "bert.*"),
             Alias("*LayerNorm.weight", "*LayerNorm.gamma"),  # names of TensorFlow, and of what 5.0 to 5.5 saved
             Alias("*LayerNorm.bias", "*LayerNorm.beta"),
+            *(() if config.tied_head else (Alias("*predictions.decoder.bias", "*predictions.bias"),)),  # so 4 wrote it
         ),
+    )
+
+
+def _matrices(config: BertConfig, words: str) -> tuple[Rule, ...]:
+    """The embedding, and the head's matrix and bias."""
+    matrix, bias = HEAD + "decoder.weight", HEAD + "decoder.bias"
+    if config.tied_head and config.heads != "none":
+        return tie((words, matrix), "embed.tokens.weight"), tie((HEAD + "bias", bias), "mlm_head.decoder.bias")
+    return (
+        rename(words, "embed.tokens.weight"),
+        rename(matrix, "mlm_head.decoder.weight"),
+        rename(bias, "mlm_head.decoder.bias"),
     )
 
 
@@ -76,6 +71,9 @@ def _drops(config: BertConfig, trunk: str) -> Iterator[Drop]:
     unused = "a head that the class in the config does not have"
     if config.heads != "pretraining":
         yield Drop(source="cls.seq_relationship.{part}", reason=unused)
+    if config.heads != "none" and not config.tied_head:
+        why = "what transformers 5 keeps beside an untied head and never reads"
+        yield Drop(source=HEAD + "bias", reason=why, beside=HEAD + "decoder.bias")
     if config.heads == "mlm":
         yield Drop(source=trunk + "pooler.dense.{part}", reason=unused)
     if config.heads == "none":
@@ -170,5 +168,5 @@ FAMILY = Family(
             tensors_say={"heads": _heads},
         ),
     },
-    tables={"hf": hf, "transformers5": transformers5},
+    tables={"hf": hf, "transformers5": hf},
 )

@@ -1,9 +1,11 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B. Yang et al. 2024."""
 
+from dataclasses import replace
+
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.qwen2_moe import Qwen2MoeConfig, Qwen2MoeModel
 from weight_mapping import hf_decoder, hf_experts
-from weight_mapping.family import AMOUNT, COUNT, FLAG, Check, Family, Key, Layout, given
+from weight_mapping.family import AMOUNT, COUNT, FLAG, WHOLE, Check, Family, Key, Layout, given
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import Rule, Table, rename
 from weight_mapping.window import HF_WINDOW_DEFAULTS, HF_WINDOW_IMPLIED, HF_WINDOW_KEYS, WINDOW_CHECK
@@ -35,6 +37,9 @@ def _table(config: Qwen2MoeConfig, experts: tuple[Rule, ...]) -> Table:
     )
 
 
+_SIZE = replace(WHOLE, says="a whole number of 0 or more, or null", absent=(), null=True)
+"""Of a window, where transformers 5 writes 0 for none."""
+
 FAMILY = Family(
     architecture="Qwen2MoeForCausalLM",
     config=Qwen2MoeConfig,
@@ -47,6 +52,7 @@ FAMILY = Family(
         Check(f"{{activation}} is not one of {', '.join(ACTIVATIONS)}", lambda f: f["activation"] in ACTIVATIONS),
         Check("{top_k} is more than {n_experts}", lambda f: f["top_k"] <= f["n_experts"]),
         WINDOW_CHECK,
+        Check("with use_sliding_window, sliding_window is 0, and a query sees nothing", lambda f: f["window"] != 0),
     ),
     layouts={
         "hf": Layout(
@@ -65,6 +71,7 @@ FAMILY = Family(
                 "norm_topk_prob": Key("normalised", given(FLAG)),
                 "router_aux_loss_coef": Key("aux_loss_coef", AMOUNT),
                 **HF_WINDOW_KEYS,
+                "sliding_window": Key("window.size", _SIZE),
             },
             only={"mlp_bias": (False,)},
             harmless=("output_router_logits",),
