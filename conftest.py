@@ -7,6 +7,7 @@ controller uses none of it.
 from __future__ import annotations
 
 import re
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
     group.addoption("--experts", action="append", help="only this way to run experts: eager, batched_mm, grouped_mm")
     group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
-    group.addoption("--checkpoint", type=Path, metavar="PATH", help="verify this checkpoint: an HF folder or a GGUF file")
+    group.addoption(
+        "--checkpoint",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="only this checkpoint: an HF folder or a GGUF file (repeatable)",
+    )
     group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
     group.addoption("--rows", action="store_true", help="print which tests show which row of the seeds; each needs one")
     group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
@@ -93,21 +100,27 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
     """Puts outcomes on record, and fails with a message that a person can act on."""
     from parity_tests.harness.recorder import Recorder
 
-    return Recorder(request)
+    return Recorder(request, request.config.pluginmanager.get_plugin("parity-verdict").results)
 
 
 class Verdict:
-    """Collects what the tests recorded, in this process or in xdist's workers, and tells it at the end."""
+    """Collects what the tests recorded and tells it at the end. xdist's workers hand theirs over when they are done."""
 
     def __init__(self, config: pytest.Config):
         self.config = config
-        self.results: list[report.Result] = []
-        self.rows: list[tuple[str, list[str]]] = []
+        self.results: list[Result] = []
+        self.rows: list[rows.Outcome] = []
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call":
-            self.results += [Result(**value) for name, value in report.user_properties if name == "parity"]
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not is_controller(self.config):
             self.rows += [(report.outcome, value) for name, value in report.user_properties if name == "rows"]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker is done; one that crashed has nothing to hand over, and fails its tests."""
+        given = getattr(node, "workeroutput", {})
+        self.results += [Result(*values) for values in given.get("results", ())]
+        self.rows += [(outcome, list(shown)) for outcome, shown in given.get("rows", ())]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         device, folder = self.config.option.device, self.config.option.report
@@ -122,7 +135,9 @@ class Verdict:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A row that no test shows fails the suite."""
-        if self.config.option.rows and not hasattr(self.config, "workerinput") and not rows.all_shown(self.rows):
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
+        elif self.config.option.rows and not rows.all_shown(self.rows):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 

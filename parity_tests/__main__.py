@@ -33,15 +33,12 @@ def gpu(arguments: Sequence[str]) -> int:
 
 
 def trained(arguments: Sequence[str]) -> int:
-    """Fetch the trained checkpoints, and verify each."""
-    for name, checkpoint in real.CHECKPOINTS.items():
-        if checkpoint.opt_in:
-            continue
-        path = real.fetch(name)
-        tests = [*COMPARISONS, str(HERE / "test_trained.py")]
-        if code := pytest.main(["-q", "--checkpoint", str(path), *REPORT, *tests, *arguments]):
-            return code
-    return 0
+    """Fetch and verify trained checkpoints: those named, or all whose licence is a free one."""
+    names = [argument for argument in arguments if argument in real.CHECKPOINTS]
+    names = names or [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in]
+    chosen = [f"--checkpoint={real.fetch(name)}" for name in names]
+    others = [argument for argument in arguments if argument not in real.CHECKPOINTS]
+    return pytest.main(["-q", *chosen, *REPORT, *COMPARISONS, str(HERE / "test_trained.py"), *others])
 
 
 def fetch(names: Sequence[str]) -> int:

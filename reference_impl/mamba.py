@@ -79,7 +79,7 @@ class MambaMixer(nn.Module):
         super().__init__()
         self.width, self.sizes = conv_width, (dt_rank, d_state, d_state)
         self.activation = ACTIVATIONS[activation]
-        self.parallel = False
+        self.scan = scan
         self.in_proj = nn.Linear(d_model, 2 * d_inner, bias=bias)
         self.conv = nn.Conv1d(d_inner, d_inner, conv_width, groups=d_inner, bias=conv_bias)
         self.x_proj = nn.Linear(d_inner, sum(self.sizes), bias=False)
@@ -112,7 +112,7 @@ class MambaMixer(nn.Module):
 
         low, b, c = self.x_proj(x).split(self.sizes, -1)  # as (b, s, r), (b, s, n), (b, s, n)
         a = -torch.exp(widen(self.a_log))  # as (f, n)
-        y, state = (scan_parallel if self.parallel else scan)(x, self.step(low), a, b, c, state)
+        y, state = self.scan(x, self.step(low), a, b, c, state)
         last, state = self.inputs(inputs[..., -self.width :]), self.memory(state)
         if cache is not None:
             cache.parts |= {"inputs": last, "memory": state}

@@ -89,7 +89,7 @@ class TimeMixing(nn.Module):
 
     def __init__(self, *, d_model: int, d_inner: int, halvings: int):
         super().__init__()
-        self.halvings, self.parallel = halvings, False
+        self.halvings, self.mean = halvings, wkv
         self.decay_log = nn.Parameter(torch.empty(d_inner))
         self.first = nn.Parameter(torch.empty(d_inner))
         self.k_shift, self.v_shift, self.r_shift = Shift(d_model), Shift(d_model), Shift(d_model)
@@ -108,8 +108,7 @@ class TimeMixing(nn.Module):
         r = torch.sigmoid(self.r_proj(self.r_shift(x, before)))  # as (b, s, f)
 
         num, den, top = recall(cache, dict(zip(STATE[2:], no_sums(k), strict=True)))  # three of (b, f)
-        mean = wkv_parallel if self.parallel else wkv
-        y, (num, den, top) = mean(k, v, -torch.exp(self.decay_log), self.first, (num, den, top))  # as (b, s, f)
+        y, (num, den, top) = self.mean(k, v, -torch.exp(self.decay_log), self.first, (num, den, top))  # as (b, s, f)
         num, den, top = self.numerator(num), self.denominator(den), self.largest(top)
         if cache is not None:
             cache.parts |= {"time_input": x[:, -1], "numerator": num, "denominator": den, "largest": top}

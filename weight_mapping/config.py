@@ -104,7 +104,6 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     """
     layout = family.layouts["hf"]
     values = _fields_of(config)
-    architecture = family.architecture if isinstance(family.architecture, str) else family.architecture(config)
     out: dict[str, Value] = {"model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
     for key, entry in _first_keys(layout).items():
@@ -112,7 +111,7 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
         value = values.get(entry.field)
         if value is not None or entry.kind.null:
             (scaling if group else out)[part] = None if value is None else entry.kind.write(value)
-    out["architectures"] = [architecture]
+    out["architectures"] = [family.class_of(config)]
     out |= {key: of(config) for key, of in layout.implied.items()}
     if family.rope_width is not None:
         # both names of the type: readers before 4.43 want the second; and no scaling is null, as all versions have it

@@ -123,3 +123,7 @@ class Family(Generic[C]):
     """The configs of files: "hf", "gguf"."""
     tables: Mapping[str, Callable[[C], Table]]
     """The tensors of files, and "transformers5": of its models in memory. What 4 has in memory is "hf"."""
+
+    def class_of(self, config: C) -> str:
+        """The class that config.json names for a model with this config."""
+        return self.architecture if isinstance(self.architecture, str) else self.architecture(config)

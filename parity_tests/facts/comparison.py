@@ -12,11 +12,7 @@ from parity_tests.facts.layers import same_layer
 from parity_tests.facts.mixing import mixers
 from parity_tests.facts.models import small_transformer
 from parity_tests.facts.record import Changed, Fact, default
-from parity_tests.facts.subjects import (
-    ids,
-    model,
-    moved,
-)
+from parity_tests.facts.subjects import ids, model, moved
 
 
 def norm_classes(net: nn.Module) -> set[str]:
@@ -28,7 +24,7 @@ def norm_classes(net: nn.Module) -> set[str]:
     return {"RMSNorm" if name.endswith("RMSNorm") else name for name in names}
 
 
-def llama_row(family: str, heads_kv: int, ffn: str, path: str = "mlp") -> Callable[[], bool]:
+def llama_row(family: str, heads_kv: int, ffn: str) -> Callable[[], bool]:
     """RMSNorm, pre, RoPE, SiLU, and the FFN's class."""
 
     def check() -> bool:

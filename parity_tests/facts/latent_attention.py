@@ -10,18 +10,7 @@ from torch import Tensor
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Changed, Fact, default, defaults, gives
-from parity_tests.facts.subjects import (
-    close,
-    ids,
-    internals,
-    model,
-    over,
-    published,
-    run,
-    sizes,
-    values,
-    watch,
-)
+from parity_tests.facts.subjects import close, ids, internals, model, over, published, run, sizes, values, watch
 from parity_tests.harness.hf import cache_of, cached
 
 YARN = {

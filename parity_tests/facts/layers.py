@@ -230,10 +230,10 @@ def llama_norms() -> bool:
     return all(type(getattr(layer, f"{n}_layernorm")).__name__ == "LlamaRMSNorm" for n in ("input", "post_attention"))
 
 
-def same_layer(family: str, path: str = "mlp") -> bool:
+def same_layer(family: str) -> bool:
     """x + attention(RMSNorm(x)), then z + FFN(RMSNorm(z)), in layer 1."""
     net = model(family)
-    path = path if hasattr(net.layers[1], path) else "block_sparse_moe"
+    path = "mlp" if hasattr(net.layers[1], "mlp") else "block_sparse_moe"
     names = ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", f".{path}")
     layer, norm, token, other, channel = watch(net, *(f"layers.1{n}" for n in names), input_ids=ids(5))
     first = seed.rms_norm(layer.x, norm.module.weight, norm.module.variance_epsilon)

@@ -9,17 +9,7 @@ from torch import Tensor
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Fact, default, gives
-from parity_tests.facts.subjects import (
-    biases,
-    close,
-    config,
-    ids,
-    internals,
-    model,
-    run,
-    sizes,
-    watch,
-)
+from parity_tests.facts.subjects import biases, close, config, ids, internals, model, run, sizes, watch
 from parity_tests.harness.hf import cache_of, cached
 
 

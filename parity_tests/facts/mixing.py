@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Fact, gives, raises
-from parity_tests.facts.subjects import (
-    close,
-    filled,
-    ids,
-    internal,
-    model,
-    moved,
-    run,
-    values,
-    watch,
-)
+from parity_tests.facts.subjects import close, filled, ids, internal, model, moved, run, values, watch
 from parity_tests.harness.lens import Lens
 
 

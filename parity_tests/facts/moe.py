@@ -9,18 +9,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Changed, Fact, default, defaults, gives
-from parity_tests.facts.subjects import (
-    close,
-    counted,
-    ids,
-    internals,
-    model,
-    operators,
-    published,
-    run,
-    values,
-    watch,
-)
+from parity_tests.facts.subjects import close, counted, ids, internals, model, operators, published, run, values, watch
 from parity_tests.harness.lens import Lens
 
 # --- MoE ---
@@ -403,6 +392,7 @@ def shared_expert() -> bool:
 
 
 SINCE_INF = {"until": "5.6.0", "now": "masked groups count 0, which beats a negative score", "check": masked_with_zero}
+
 
 def group_scores() -> bool:
     """With groups of four, where the sum of two and the sum of all rank the groups differently."""

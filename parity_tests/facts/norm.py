@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Changed, Fact, default, gives
-from parity_tests.facts.subjects import (
-    biases,
-    close,
-    filled,
-    hub_config,
-    internal,
-    model,
-    values,
-)
+from parity_tests.facts.subjects import biases, close, filled, hub_config, internal, model, values
 from parity_tests.harness.lens import Lens
 
 
@@ -59,6 +51,7 @@ def same_as_t5() -> bool:
 
 LLAMAS = ("Llama-2-7b-hf", "Llama-3.1-8B", "Llama-3.2-1B")
 NORM = "R1, LayerNorm / RMSNorm"
+
 
 def mean_matters() -> bool:
     x, layer, root = values("x", 3, 12), filled(nn.LayerNorm(12, eps=1e-9)), rms("Llama", 12, 1e-9)

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Fact, default, gives, raises
-from parity_tests.facts.subjects import (
-    close,
-    filled,
-    ids,
-    model,
-    over,
-    released,
-    run,
-    values,
-    watch,
-)
+from parity_tests.facts.subjects import close, filled, ids, model, over, released, run, values, watch
 from parity_tests.harness.hf import cache_of
 
 # --- sinusoidal positions ---

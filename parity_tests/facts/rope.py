@@ -9,23 +9,13 @@ from torch import Tensor
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Fact, default, gives, released, theta
-from parity_tests.facts.subjects import (
-    close,
-    counted,
-    hub_config,
-    ids,
-    internals,
-    model,
-    run,
-    values,
-    watch,
-)
+from parity_tests.facts.subjects import close, counted, hub_config, ids, internals, model, run, values, watch
 from parity_tests.harness.hf import cache_of, cached
 
 
-def hf_rope(x: Tensor, first: int = 0, theta: float = 10000.0) -> Tensor:
+def hf_rope(x: Tensor, first: int = 0) -> Tensor:
     """x (b, h, s, e) as HF's own function turns it, with exact tables."""
-    angle = seed.angles(torch.arange(first, first + x.shape[-2]), theta, x.shape[-1]).repeat(1, 2)[None]
+    angle = seed.angles(torch.arange(first, first + x.shape[-2]), 10000.0, x.shape[-1]).repeat(1, 2)[None]
     return internals("Llama").apply_rotary_pos_emb(x, x, angle.cos(), angle.sin())[0]
 
 
@@ -119,6 +109,7 @@ def in_every_layer() -> int:
 
 
 ROPE = "R1, RoPE"
+
 
 def values_unturned() -> bool:
     (seen,) = watch(model("Llama"), "layers.0.self_attn", input_ids=ids(5))

@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Changed, Fact, gives, raises
-from parity_tests.facts.subjects import (
-    close,
-    filled,
-    moved,
-    values,
-)
+from parity_tests.facts.subjects import close, filled, moved, values
 
 
 def self_attended(layer: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -228,6 +223,7 @@ ENCODER_FACTS = (
 )
 
 DEC = "R1, TransformerDecoderLayer"
+
 
 def decoder_is_open() -> bool:
     layer, memory = filled(nn.TransformerDecoderLayer(12, 3, 20, batch_first=True)), values("memory", 1, 7, 12)

@@ -7,8 +7,8 @@ from typing import Any
 from fixtures import bart as tiny
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
-from parity_tests.families.seq2seq_units import post_norm_units, reads
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.families.seq2seq_units import BACKENDS, post_norm_units, reads
+from parity_tests.harness.record import Family, Known
 
 
 def _offset_left_out(stack: Any) -> None:
@@ -29,7 +29,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     reads=reads(start=2, shiftable=False),
     units=post_norm_units(embed_norm=True),
-    backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
+    backends=BACKENDS,
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("M5", "P3", "G1"),
     inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},

@@ -16,6 +16,8 @@ from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.memory import once
 from parity_tests.harness.record import Backend, Family, Known
+from weight_mapping import open_checkpoint
+from weight_mapping.config import read_config
 
 TRAINED = "trained:"
 """Prefix of the variant that is a checkpoint on disk: `trained:/models/smollm2.gguf`."""
@@ -48,8 +50,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The variant, or the trained checkpoint's file or folder without its ending."""
-        return Path(self.variant.removeprefix(TRAINED)).stem if self.trained else self.variant
+        """The variant, or the trained checkpoint's folder, or its file without the ending."""
+        return self.source.name.removesuffix(".gguf") if self.trained else self.variant
 
     @property
     def record(self) -> Family:
@@ -63,9 +65,12 @@ class Case:
 
     @property
     def hf_class(self) -> str:
-        """transformers' class for it: the one that its config.json names, or the family's own."""
+        """transformers' class for it: the one that its config.json names; of a trained one, what it is by the reference's
+        reading of its config, since files name none, or one that there is no more, or one of somebody's own.
+        """
         if self.trained:
-            return self.record.hf_class
+            family, config = read_config(open_checkpoint(self.source))
+            return family.class_of(config)
         return self.record.variants[self.variant].get("architectures", [self.record.hf_class])[0]
 
     @property

@@ -21,7 +21,7 @@ def options_of(config: pytest.Config) -> Options:
         attention=chosen.attention,
         experts=chosen.experts,
         device=chosen.device,
-        checkpoint=chosen.checkpoint,
+        checkpoints=chosen.checkpoint,
         trained=chosen.trained,
     )
 

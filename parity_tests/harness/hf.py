@@ -165,7 +165,7 @@ def takes(model: Any, name: str) -> bool:
 
 def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch's inputs under transformers' names, masks as it wants them."""
-    names = WITH_SOURCE if "source" in inputs else NAMES
+    names = WITH_SOURCE if getattr(model.config, "is_encoder_decoder", False) else NAMES
     dtype = next(model.parameters()).dtype
     cast = {torch.bool: torch.long, torch.float32: dtype}
     return {names[name]: x.to(cast.get(x.dtype, x.dtype)) for name, x in inputs.items()}

@@ -11,7 +11,7 @@ from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.harness.names import PRECISIONS
-from parity_tests.harness.record import Backend, Deviation, Family
+from parity_tests.harness.record import Backend, Deviation
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
@@ -28,7 +28,7 @@ class Options:
     attention: list[str] | None = None
     experts: list[str] | None = None
     device: str = "cpu"
-    checkpoint: Path | None = None
+    checkpoints: list[Path] | None = None
     trained: bool = False
 
     def takes(self, backend: Backend) -> bool:
@@ -53,7 +53,7 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
     """The cases that the options choose, among those that a test takes part in."""
     chosen = [p for p in precisions if p in (options.precisions or precisions)]
     found = []
-    if options.checkpoint is None:
+    if not options.checkpoints:
         for family in FAMILIES.values():
             if options.families and family.name not in options.families:
                 continue
@@ -66,12 +66,15 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
             ]
     for path in trained_checkpoints(options):
         family = FAMILIES[family_of(path)]
-        backends = [b for b in family.backends if options.takes(b)] if options.attention else family.backends[:1]
+        backends = family.backends[:1]
+        if options.attention or options.experts:
+            backends = tuple({str(b): b for b in reversed(family.backends) if options.takes(b)}.values())[::-1]
         found += [
             Case(family.name, f"{TRAINED}{path}", precision, backend, options.device)
             for precision in chosen
             if precision in (options.precisions or TRAINED_PRECISIONS)
             for backend in backends
+            if precision in backend.precisions
         ]
     return found
 
@@ -115,11 +118,11 @@ def family_of(path: Path) -> str:
 
 
 def trained_checkpoints(options: Options) -> list[Path]:
-    """The checkpoint of the command line, or with --trained those that were fetched."""
-    if options.checkpoint is not None:
-        return [options.checkpoint.absolute()]
-    fetched = [real.path_of(name) for name in real.CHECKPOINTS] if options.trained else []
-    return [path for path in fetched if path is not None]
+    """The checkpoints of the command line, or with --trained those that were fetched, but for what is only run by name."""
+    if options.checkpoints:
+        return [path.absolute() for path in options.checkpoints]
+    free = [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in] if options.trained else []
+    return [path for path in map(real.path_of, free) if path is not None]
 
 
 def points(options: Options, level: str) -> list[Point]:

@@ -147,8 +147,8 @@ class Known:
     itself once it stops appearing in the releases from `since` to before `until`.
 
     sites: kinds of sites as test ids have them, or patterns of those of caches and generation; where the first is not
-    shown, the next stands in for it. attention: with which attention it appears. downstream: whether it changes what comes after. explained: the deviation that says
-    what transformers does instead, checked where it appears.
+    shown, the next stands in for it. attention, precisions: with which of them it appears. downstream: whether it changes what
+    comes after. explained: the deviation that says what transformers does instead, checked where it appears.
     """
 
     name: str
@@ -158,6 +158,7 @@ class Known:
     until: str | None = None
     variants: tuple[str, ...] = ("*",)
     attention: tuple[str, ...] = ("eager", "sdpa")
+    precisions: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
     downstream: bool = True
     explained: str | None = None
 

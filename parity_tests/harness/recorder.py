@@ -15,15 +15,15 @@ from parity_tests.harness.failure import failure, plain_failure
 from parity_tests.harness.names import kind_of
 from parity_tests.harness.points import Point
 from parity_tests.harness.record import Known
-from parity_tests.harness.report import Result, as_property
+from parity_tests.harness.report import Result
 from parity_tests.harness.run import Run, compare, explain
 
 
 class Recorder:
     """Belongs to one test."""
 
-    def __init__(self, request: pytest.FixtureRequest):
-        self.node = request.node
+    def __init__(self, request: pytest.FixtureRequest, results: list[Result]):
+        self.node, self.results = request.node, results
         marker = self.node.get_closest_marker("level")
         self.level = marker.args[0] if marker else ""
 
@@ -35,7 +35,7 @@ class Recorder:
 
     def keep(self, case: Case, mode: str, site: str, outcome: Outcome) -> Outcome:
         """Put an outcome on record."""
-        self.node.user_properties.append(as_property(Result.of(case, self.level, mode, site, outcome)))
+        self.results.append(Result.of(case, self.level, mode, site, outcome))
         return outcome
 
     def run(self, case: Case, mode: str, site: str) -> Run:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -31,7 +31,7 @@ SHORT = {"generation": "gen.", "training": "train.", "invariant": "inv.", "ways 
 ONE_PASS = ("block", "layer", "model")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Result:
     """One row of report.json."""
 
@@ -190,8 +190,3 @@ def show(results: Iterable[Result], device: str, console: Console | None = None)
     table = verdict(list(results), device)
     console.width = max(console.width, Measurement.get(console, console.options.update(width=300), table).maximum)
     console.print(table)
-
-
-def as_property(result: Result) -> tuple[str, dict[str, Any]]:
-    """A result as pytest carries it from a worker to the controller."""
-    return "parity", asdict(result)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from reference_impl.mamba import STATE, MambaMixer
+from reference_impl.mamba import STATE, MambaMixer, scan, scan_parallel
 from reference_impl.norm import RMSNorm
 from reference_impl.precision import widen
 from reference_impl.recurrence import LayerState, StateCache
@@ -80,7 +80,7 @@ class MambaModel(nn.Module):
         """Choose the form of the scan, all tokens at once or one after the other; the results are the same."""
         for module in self.modules():
             if isinstance(module, MambaMixer):
-                module.parallel = parallel
+                module.scan = scan_parallel if parallel else scan
         return self
 
     def forward(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from reference_impl.norm import LayerNorm
 from reference_impl.recurrence import LayerState, StateCache
-from reference_impl.rwkv import STATE, ChannelMixing, TimeMixing
+from reference_impl.rwkv import STATE, ChannelMixing, TimeMixing, wkv, wkv_parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class RwkvModel(nn.Module):
         """Choose the form of the token mixer, all tokens at once or one after the other; the results are the same."""
         for module in self.modules():
             if isinstance(module, TimeMixing):
-                module.parallel = parallel
+                module.mean = wkv_parallel if parallel else wkv
         return self
 
     def forward(self, ids: Int[Tensor, "b s"], *, cache: StateCache | None = None) -> Float[Tensor, "b s v"]:

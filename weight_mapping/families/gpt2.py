@@ -85,6 +85,7 @@ FAMILY = Family(
                 "reorder_and_upcast_attn",  # in which precision scores are computed
                 "n_ctx",  # n_positions in old files
                 *"predict_special_tokens num_labels output_past".split(),
+                "condition_on_*",  # IgLM: which tags its texts begin with
             ),
             defaults={
                 "vocab_size": 50257,
