@@ -79,10 +79,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize(metafunc)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Trained models last and case by case, so that only one of them is in memory."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Trained models last and case by case, so that only one of them is in memory; with --checkpoint nothing else."""
     from parity_tests.harness.collection import trained_case
 
+    if config.option.checkpoint:
+        config.hook.pytest_deselected(items=[item for item in items if not trained_case(item)])
+        items[:] = filter(trained_case, items)
     items.sort(key=trained_case)
 
 

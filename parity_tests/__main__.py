@@ -34,17 +34,19 @@ def gpu(arguments: Sequence[str]) -> int:
 
 def trained(arguments: Sequence[str]) -> int:
     """Fetch and verify trained checkpoints: those named, or all whose licence is a free one."""
-    names = [argument for argument in arguments if argument in real.CHECKPOINTS]
-    names = names or [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in]
+    named = [argument for argument in arguments if argument in real.CHECKPOINTS]
+    names = named or [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in]
     chosen = [f"--checkpoint={real.fetch(name)}" for name in names]
-    others = [argument for argument in arguments if argument not in real.CHECKPOINTS]
+    others = [argument for argument in arguments if argument not in named]
     return pytest.main(["-q", *chosen, *REPORT, *COMPARISONS, str(HERE / "test_trained.py"), *others])
 
 
 def fetch(names: Sequence[str]) -> int:
     """Fetch trained checkpoints by name."""
     for name in names:
-        print(real.fetch(name))
+        path = real.fetch(name)
+        print(f"{name}, licence: {real.CHECKPOINTS[name].licence}", file=sys.stderr)
+        print(path)
     return 0
 
 

@@ -44,6 +44,8 @@ def test_greedy(case: Case, recorder: Recorder) -> None:
 
 def test_left_padded_rows_equal_the_rows_alone(case: Case, recorder: Recorder) -> None:
     """A source whose positions are slots is padded on the right instead."""
+    if not reads(case).padding and not reads(case).source:
+        pytest.skip("such a model reads nothing padded")
     recorder.run(case, "accumulated", "left-padded")
     pads = [(0, 0), (2, 0), (5, 0)]
     whole = prompt(case, "left-padded", (3, 8), pads)

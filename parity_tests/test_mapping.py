@@ -187,6 +187,29 @@ def test_gguf_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
     assert vars(ours)["config"].norm_eps == theirs.config.rms_norm_eps
 
 
+QWEN = {
+    "qwen2": {**CONFIG, "model_type": "qwen2", "head_dim": None},
+    "qwen2-tied": {**CONFIG, "model_type": "qwen2", "head_dim": None, "tie_word_embeddings": True},
+    "qwen3": {**CONFIG, "model_type": "qwen3", "head_dim": 128},  # transformers passes key_length over
+    "qwen3-biased": {**CONFIG, "model_type": "qwen3", "head_dim": 128, "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("config", QWEN.values(), ids=QWEN)
+def test_gguf_of_qwen_leaves_the_rows_of_q_and_k_in_their_order(config: dict[str, Any], tmp_path: Path) -> None:
+    config = {key: value for key, value in config.items() if value is not None}
+    tensors = tensors_of(config)
+    ours = load(write_gguf(tmp_path / "model.gguf", config, tensors, permute=False))
+    from_folder = load(write_folder(tmp_path / "hf", config, tensors))
+    assert same(parameters_of(ours), parameters_of(from_folder))
+    eps = float(torch.tensor(1e-5, dtype=torch.float32))  # GGUF has no float64
+    assert vars(ours)["config"] == replace(vars(from_folder)["config"], norm_eps=eps)
+    if not config.get("attention_bias"):  # which transformers does not read from the tensors
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+        plan = plan_for(*parse_config(config, "hf"), "hf")
+        assert same(parameters_of(ours), plan.forward(dict(theirs.named_parameters())))
+
+
 def test_rows_left_in_gguf_order_move_the_logits(tmp_path: Path) -> None:
     tensors, ids = tensors_of(CONFIG), torch.tensor([[3, 1, 4, 1, 5]])
     right = load(write_gguf(tmp_path / "right.gguf", CONFIG, tensors))(ids)

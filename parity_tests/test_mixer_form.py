@@ -20,6 +20,7 @@ from parity_tests.harness.case import Case, reads, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.ours import read
 from parity_tests.harness.record import Backend
+from parity_tests.harness.shapes import unchecked
 from parity_tests.torch_twins import vectors
 from reference_impl.metaformer import MetaFormer, Residual
 from reference_impl.mixer import MixerLayer, RankMixerLayer, TokenMixerLargeLayer, mix_heads
@@ -128,7 +129,7 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
 def runs_of(family: str, variant: str) -> list[LayerRun]:
     case = Case(family, variant, "f64", Backend(""))
     model, layers = reference(case), layers_of(reference(case))
-    with torch.no_grad(), watched(layers) as runs:
+    with unchecked(), torch.no_grad(), watched(layers) as runs:
         for batch in reads(case).standard()[:2]:
             read(model, batch.inputs)
     assert {id(run.layer) for run in runs} == {id(layer) for layer in layers.values()}
@@ -142,7 +143,7 @@ def test_layers_are_built_again_from_their_parts(family: str, variant: str) -> N
     if runs[0].form() is None:
         assert all(run.form() is None for run in runs)
         pytest.skip("post-LN: the norm comes after the residual, which is another form")
-    with torch.no_grad():
+    with unchecked(), torch.no_grad():
         for run in runs:
             form = run.form()
             assert form is not None
@@ -156,13 +157,13 @@ def test_a_channel_mixer_has_each_token_by_itself(family: str) -> None:
     found = run.taken_apart()
     if found is None or len(found[1]) == 1:
         pytest.skip("no channel mixer by itself: post-LN, or one mixer for both")
-    tokens, channels = found[1][0], found[1][-1]
+    tokens, channels = found[1][0].mixer, found[1][-1].mixer  # without the norms, of which PoolFormer's sees the whole image
     x, other = run.x, run.x.clone()
     first = (slice(None), 0) if x.ndim == 3 else (slice(None), slice(None), 0, 0)
     other[first] += vectors("more", *x[first].shape)
     rest = torch.ones_like(x, dtype=torch.bool)
     rest[first] = False
-    with torch.no_grad():
+    with unchecked(), torch.no_grad():
         assert largest_relative(channels(other)[first], channels(x)[first]) > BAR
         assert largest_relative(tokens(other)[rest], tokens(x)[rest]) > BAR
         by_itself = largest_relative(channels(other)[rest], channels(x)[rest]) < BAR

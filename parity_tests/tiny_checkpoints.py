@@ -152,24 +152,27 @@ def write_gguf(
     extra: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A GGUF file under the names of the gguf package. quantise: the type of the matrices. metadata: more, or others."""
+    """A GGUF file under the names of the gguf package. permute: rows of q and k as a Llama has them there. quantise: the type
+    of the matrices. metadata: more, or others.
+    """
+    name, width = config["model_type"], config.get("head_dim")
     said = {
-        "llama.vocab_size": config["vocab_size"],
-        "llama.embedding_length": config["hidden_size"],
-        "llama.feed_forward_length": config["intermediate_size"],
-        "llama.block_count": config["num_hidden_layers"],
-        "llama.attention.head_count": config["num_attention_heads"],
-        "llama.attention.head_count_kv": config["num_key_value_heads"],
-        "llama.attention.key_length": config["head_dim"],
-        "llama.attention.value_length": config["head_dim"],
-        "llama.rope.dimension_count": config["head_dim"],
-        "llama.context_length": config["max_position_embeddings"],
-        "llama.rope.freq_base": config["rope_theta"],
-        "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{name}.vocab_size": config["vocab_size"],
+        f"{name}.embedding_length": config["hidden_size"],
+        f"{name}.feed_forward_length": config["intermediate_size"],
+        f"{name}.block_count": config["num_hidden_layers"],
+        f"{name}.attention.head_count": config["num_attention_heads"],
+        f"{name}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{name}.attention.key_length": width,
+        f"{name}.attention.value_length": width,
+        f"{name}.rope.dimension_count": width,
+        f"{name}.context_length": config["max_position_embeddings"],
+        f"{name}.rope.freq_base": config["rope_theta"],
+        f"{name}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "tokenizer.ggml.tokens": ["<s>", "</s>"],
         **(metadata or {}),
     }
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, name)
     add: dict[type, Any] = {
         int: writer.add_uint32,
         float: writer.add_float32,
@@ -179,7 +182,7 @@ def write_gguf(
     for key, value in said.items():
         if value is not None:
             add[type(value)](key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, tensor in tensors.items():
         module = name.split(".")[-2]

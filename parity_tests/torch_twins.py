@@ -147,9 +147,9 @@ class Judge:
     def __call__(self, site: str, theirs: Tensor, ours: Tensor, oracle: Tensor | None = None) -> None:
         """oracle: the reference in float64, which less than that is measured by."""
         if oracle is None or ours.dtype == torch.float64:
-            outcome = under_lens(theirs, ours)
+            outcome = under_lens(theirs.detach(), ours.detach())
         else:
-            outcome = within_budget(theirs, ours, oracle)
+            outcome = within_budget(theirs.detach(), ours.detach(), oracle)
         self.node.user_properties.append(("figures", (site, outcome.error, outcome.bar)))
         assert outcome.verdict == "same", f"{site}: {outcome}"
 

@@ -3,88 +3,16 @@
 Seed 1, "Transformer"; Vaswani et al. 2017, 3.1.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from reference_impl.attention import MHA
 from reference_impl.cache import KVCache
-from reference_impl.ffn import FFN
-from reference_impl.layer import TransformerLayer
+from reference_impl.losses import IGNORED
 from reference_impl.mask import causal_mask, padding_mask
-from reference_impl.norm import LayerNorm
 from reference_impl.site import Site
-
-NORM_EPS = 1e-5
-
-@dataclass(frozen=True, kw_only=True)
-class PostNormConfig:
-    """What BART and Marian vary alike. Sizes are counts of components.
-
-    pad_id: the token whose embedding is not trained. dropout: on the input and on what each part adds; attention_dropout: on
-    probabilities; activation_dropout: inside the FFN; *_layer_dropout: the probability that a layer is left out in training.
-    """
-
-    vocab_size: int
-    d_model: int
-    n_encoder_layers: int
-    n_decoder_layers: int
-    n_encoder_heads: int
-    n_decoder_heads: int
-    d_encoder_ff: int
-    d_decoder_ff: int
-    max_positions: int
-    activation: str
-    scaled_embedding: bool
-    tied_head: bool
-    pad_id: int | None
-    dropout: float
-    attention_dropout: float
-    activation_dropout: float
-    encoder_layer_dropout: float
-    decoder_layer_dropout: float
-
-    @property
-    def embedding_scale(self) -> float:
-        """What an embedded token is multiplied with before its position is added."""
-        return math.sqrt(self.d_model) if self.scaled_embedding else 1.0
-
-
-class PostNormLayer(TransformerLayer):
-    """The layer as published, of an encoder, or with `cross` of a decoder. Its eps is PyTorch's, which no config changes."""
-
-    def __init__(self, config: PostNormConfig, *, cross: bool):
-        d_model, n_heads = config.d_model, config.n_decoder_heads if cross else config.n_encoder_heads
-
-        def attention() -> MHA:
-            return MHA(
-                d_model=d_model,
-                n_heads=n_heads,
-                d_head=d_model // n_heads,
-                scale=(d_model // n_heads) ** -0.5,
-                dropout=config.attention_dropout,
-            )
-
-        super().__init__(
-            attn=attention(),
-            attn_norm=LayerNorm(d_model, NORM_EPS),
-            cross=attention() if cross else None,
-            cross_norm=LayerNorm(d_model, NORM_EPS) if cross else None,
-            ffn=FFN(
-                d_model=d_model,
-                d_ff=config.d_decoder_ff if cross else config.d_encoder_ff,
-                bias=True,
-                activation=config.activation,
-                dropout=config.activation_dropout,
-            ),
-            ffn_norm=LayerNorm(d_model, NORM_EPS),
-            norm_first=False,
-            dropout=config.dropout,
-        )
 
 
 class Stack(nn.Module):
@@ -135,7 +63,8 @@ class Stack(nn.Module):
             visible = visible & causal_mask(slots[past:], slots)  # as (b, 1, s, t)
         visible, memory_visible = self.mask(visible), None
         if memory is not None:
-            memory_visible = self.memory_mask(self._visible(memory_real, *memory.shape[:2], ids.device))  # as (b, 1, 1, m)
+            memory_visible = self._visible(memory_real, len(ids), memory.shape[1], ids.device)
+            memory_visible = self.memory_mask(memory_visible)  # as (b, 1, 1, m)
 
         x = self.embed(ids) * self.scale  # as (b, s, d)
         if self.positions is not None:
@@ -200,9 +129,9 @@ class EncoderDecoder(nn.Module):
 
 
 def shift_right(labels: Int[Tensor, "b s"], *, start: int, pad: int) -> Int[Tensor, "b s"]:
-    """The decoder's input that `labels` are the answers to: begun with `start`, the last token left out.
+    """The decoder's input that `labels` are the answers to, token by token: `start`, then all labels but the last.
 
-    Labels that do not count, -100, become `pad`. Seed 2, 2.2.
+    Labels that are IGNORED become `pad`. Seed 2, 3.1.
     """
     begun = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], -1)
-    return begun.masked_fill(begun == -100, pad)
+    return begun.masked_fill(begun == IGNORED, pad)

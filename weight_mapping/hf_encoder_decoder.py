@@ -1,7 +1,7 @@
 """What HF's BART and Marian have in common around their embeddings: names of tensors, keys of config.json."""
 
-from reference_impl.encoder_decoder import PostNormConfig
 from reference_impl.ffn import ACTIVATIONS
+from reference_impl.post_norm import PostNormConfig
 from weight_mapping.container import Value
 from weight_mapping.family import COUNT, FLAG, PROBABILITY, TEXT, WHOLE_OR_NULL, Check, Default, Key
 from weight_mapping.patterns import Index

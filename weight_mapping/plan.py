@@ -152,7 +152,9 @@ def longest_index(table: Table) -> tuple[int, str]:
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
     for op in reversed(rule.ops):
         group = op.inverse(group)
-    return dict(zip(rule.sources[:1] if rule.tied else rule.sources, group, strict=True))
+    if not rule.tied:
+        return dict(zip(rule.sources, group, strict=True))
+    return dict.fromkeys(rule.sources if rule.all_written else rule.sources[:1], group[0])
 
 
 def _expand(rule: Rule, index: Index) -> Iterator[Rule]:
@@ -163,7 +165,7 @@ def _expand(rule: Rule, index: Index) -> Iterator[Rule]:
     for outer in settings(shared, index):
         sources = tuple(p.format(**outer, **own) for p in rule.sources for own in inner[p])
         targets = tuple(p.format(**outer, **own) for p in rule.targets for own in inner[p])
-        yield Rule(sources, targets, rule.ops, rule.tied)
+        yield replace(rule, sources=sources, targets=targets)
 
 
 def _applies(rule: Rule, targets: Mapping[str, Tensor]) -> bool:

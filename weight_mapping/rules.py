@@ -144,6 +144,8 @@ class Rule:
     ops: tuple[Op, ...] = ()
     tied: bool = False
     """The sources are copies of one tensor. A file may carry any of them; the first is the one to write."""
+    all_written: bool = False
+    """Write every copy, as some readers look for one of them, and some for another."""
 
     def __str__(self) -> str:
         return f"{' + '.join(self.sources)} -> {' + '.join(self.targets)}"
@@ -154,9 +156,9 @@ def rename(source: str, target: str, *ops: Op) -> Rule:
     return Rule((source,), (target,), ops)
 
 
-def tie(sources: tuple[str, ...], target: str) -> Rule:
+def tie(sources: tuple[str, ...], target: str, *, all_written: bool = False) -> Rule:
     """Copies of one tensor to the one parameter that they are."""
-    return Rule(sources, (target,), tied=True)
+    return Rule(sources, (target,), tied=True, all_written=all_written)
 
 
 @dataclass(frozen=True, kw_only=True)

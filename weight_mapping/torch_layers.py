@@ -1,6 +1,7 @@
 """The names of PyTorch's own modules: nn.MultiheadAttention, its Transformer layers, nn.Transformer.
 
 PyTorch packs the rows of q, k and v into one matrix where all three read vectors of one width, and keeps three otherwise.
+What `add_bias_kv` adds is refused as unexpected. `add_zero_attn` stores nothing, so no table can tell: MHA does not have it.
 """
 
 from weight_mapping.patterns import Index

@@ -7,7 +7,7 @@ from typing import Any
 from fixtures import bart as tiny
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
-from parity_tests.families.seq2seq_units import BACKENDS, post_norm_units, reads
+from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, post_norm_units, reads
 from parity_tests.harness.record import Family, Known
 
 
@@ -23,6 +23,8 @@ def _no_norm(stack: Any) -> None:
     stack.embed_norm.forward = lambda x: x
 
 
+UNSCALED = ("base", "untied", "deep")
+
 FAMILY = Family(
     name="bart",
     hf_class="BartForConditionalGeneration",
@@ -34,6 +36,7 @@ FAMILY = Family(
     rows=("M5", "P3", "G1"),
     inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},
     known=(
+        LAYERDROP,
         Known(
             name="without a tied head, embeddings that the file holds once stay random on both sides",
             sites=("encoder.embedded", "saved"),
@@ -43,14 +46,13 @@ FAMILY = Family(
         Known(
             name="without a tied head, the embeddings of both sides are trained apart, and read apart",
             sites=("trainable", "gradients", "step", "saved"),
-            since="5.0.0",
             variants=("untied",),
             downstream=False,
-            link="measured in 5.24.0",
+            link="measured in 4.57.6 and 5.24.0",
         ),
     ),
     deviations=(
-        sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), ("base", "untied", "deep")),
+        sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), UNSCALED),
         sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), ("scaled",)),
         sides.of_stack("the first two rows are positions 0 and 1", "encoder.embedded", _offset_left_out),
         sides.of_stack("no norm on the embeddings", "encoder.embed_norm", _no_norm),

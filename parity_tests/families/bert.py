@@ -70,6 +70,12 @@ def units(config: BertConfig) -> list[Unit]:
     return [*_embedding(trunk), *in_layers(layer, config, config.n_layers), *_heads(trunk, config)]
 
 
+def mask(call: Call) -> Tensor | None:
+    """The twin's mask, which has one row for all queries in some releases."""
+    found = visible(passed(call, "attention_mask"))
+    return None if found is None else found.expand(-1, -1, call.argument(0, "hidden_states").shape[1], -1)
+
+
 def _embedding(trunk: str) -> tuple[Unit, ...]:
     there = trunk + "embeddings."
     return (
@@ -83,7 +89,7 @@ def _embedding(trunk: str) -> tuple[Unit, ...]:
             name="mask",
             hf=trunk + "encoder.layer.0",
             level="block",
-            sites=(Site("", "b 1 s t", lambda c: visible(passed(c, "attention_mask")), absent=NO_MASK),),
+            sites=(Site("", "b 1 s t", mask, absent=NO_MASK),),
         ),
     )
 
@@ -205,7 +211,37 @@ FAMILY = Family(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
             sites=("greedy", "left-padded", "eos"),
+            since="5.0.0",
             variants=("cross",),
+            downstream=False,
+            link="no issue known",
+        ),
+        *(
+            Known(
+                name="generate keeps the keys of the text and of the memory in one cache",
+                sites=sites,
+                until="5.0.0",
+                variants=("cross",),
+                attention=(attention,),
+                downstream=False,
+                link="no issue known",
+            )
+            for attention, sites in {"eager": ("greedy", "left-padded", "eos"), "sdpa": ("greedy", "left-padded")}.items()
+        ),
+        Known(
+            name="the mask of a decoder overflows in float64",
+            sites=("mask",),
+            until="5.0.0",
+            variants=DECODERS,
+            attention=("sdpa",),
+            precisions=("f64",),
+            link="no issue known",
+        ),
+        Known(
+            name="the mask of a decoder is as long as a static cache, and its keys are not",
+            sites=("static.steps", "static.chunks"),
+            until="5.0.0",
+            variants=DECODERS,
             downstream=False,
             link="no issue known",
         ),

@@ -39,8 +39,26 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("limited", "lite")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
+    inert={"pretraining_tp": "nothing reads it"},
     known=(
         *shared.YARN_KNOWN,
+        *latent.KNOWN,
+        Known(
+            name="YaRN's mscale does not reach the scale of the scores",
+            sites=("attn.probs", "attn"),
+            until="5.15.0",
+            variants=("yarn",),
+            link="no issue known; modeling_deepseek_v2.py has it from 5.15 on",
+            explained="softmax scale without mscale",
+        ),
+        Known(
+            name="groups limit the choice in no forward: AttributeError",
+            sites=("*",),
+            since="5.0.0",
+            until="5.13.0",
+            variants=("limited", "yarn", "biased", "all-of-one-group", "renormalised"),
+            link="https://github.com/huggingface/transformers/pull/46818",
+        ),
         Known(
             name="norm_topk_prob is not read",
             sites=("ffn.router.weights", "ffn"),

@@ -55,20 +55,7 @@ FAMILY = Family(
             link="https://github.com/huggingface/transformers/pull/45441",
             explained="groups masked with 0 instead of -inf",
         ),
-        Known(
-            name="the cache holds expanded keys and values",
-            sites=("attn.latent", "attn.rope_key", "dynamic.*.held"),
-            until="5.15.0",
-            downstream=False,
-            link="measured: shapes (b, h, t, d) up to 5.14",
-        ),
-        Known(
-            name="a static cache cannot hold values narrower than keys",
-            sites=("static.*",),
-            until="5.0.0",
-            downstream=False,
-            link="measured: RuntimeError in index_copy_",
-        ),
+        *latent.KNOWN,
     ),
     deviations=(
         *shared.RMS_NORM,

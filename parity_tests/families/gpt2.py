@@ -10,7 +10,7 @@ from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Backend, Deviation, Family, Site, Unit, in_layers
+from parity_tests.harness.record import Backend, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 
 
@@ -141,6 +141,28 @@ FAMILY = Family(
     ),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L4", "M3", "G1"),
+    known=(
+        Known(
+            name="sdpa does not divide scores by layer",
+            sites=("attn", "cross"),
+            since="4.42.0",
+            until="5.4.0",
+            variants=(*BY_LAYER, "upcast"),
+            attention=("sdpa",),
+            link="https://github.com/huggingface/transformers/pull/44397",
+            explained="scores are not divided by layer",
+        ),
+        Known(
+            name="sdpa scales scores all the same",
+            sites=("attn",),
+            since="4.42.0",
+            until="5.4.0",
+            variants=("unscaled",),
+            attention=("sdpa",),
+            link="https://github.com/huggingface/transformers/pull/44397",
+            explained="scores are scaled all the same",
+        ),
+    ),
     deviations=(
         Deviation(name="token types are left out", site="dropout", apply=shared.each(GPT2Model, _without_types)),
         *mistakes.learned_positions(GPT2Model, "positions", "dropout"),

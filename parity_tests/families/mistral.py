@@ -13,7 +13,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
-    rows=("L5", "M4", "G1"),
+    rows=("L5", "M4"),
     known=(windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,

@@ -18,7 +18,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
-    rows=("L5", "M4", "G1"),
+    rows=("L5", "M4"),
     known=(*shared.YARN_KNOWN, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,

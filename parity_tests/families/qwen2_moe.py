@@ -44,6 +44,14 @@ FAMILY = Family(
             link="no issue known",
             explained="the other layers have the window",
         ),
+        Known(
+            name="neither max_window_layers nor layer_types is read, and every layer has the window",
+            sites=("mask", "attn.probs", "attn", "dynamic.*.held"),
+            until="5.0.0",
+            variants=("top-layers", "window"),
+            link="no issue known",
+            explained="every layer has the window",
+        ),
     ),
     deviations=(
         *shared.RMS_NORM,

@@ -13,7 +13,7 @@ from fixtures import rwkv as tiny
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
-from parity_tests.harness.batches import Reads
+from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl import rwkv
 from reference_impl.models.rwkv import RwkvLayer, RwkvModel
@@ -67,6 +67,47 @@ def units(config: Any) -> list[Unit]:
     ]
 
 
+class Alone(Reads):
+    """Pieces of a text are read in a batch of one: in a larger one, transformers mixes the rows, see `KNOWN`."""
+
+    def cached(self) -> list[Batch]:
+        return [self.batch("cache", (1, 19))]
+
+
+MIXED = "a step of one token mixes each row with the last tokens of the others"
+
+KNOWN = (
+    Known(
+        name="the state is as wide as d_model whatever attention_hidden_size says",
+        sites=("*",),
+        variants=("wide",),
+        link="measured: RuntimeError; right without a state",
+    ),
+    Known(name=MIXED, sites=("greedy",), downstream=False, link="measured: logits (b, b, v) for tokens (b, 1)"),
+    Known(
+        name=MIXED,
+        sites=("eos",),
+        variants=("base", "halved", "eps"),  # where one of the few tokens changes by it
+        downstream=False,
+        link="measured: logits (b, b, v) for tokens (b, 1)",
+    ),
+    Known(
+        name="the last norm's eps is 1e-5",
+        sites=("norm",),
+        variants=("eps",),
+        precisions=("f64", "f32"),
+        link="measured",
+        explained="eps of the last norm is 1e-5 whatever the config says",
+    ),
+    Known(
+        name="weights are divided in place, and so have other gradients",
+        sites=("gradients", "step"),
+        variants=("halved*",),
+        downstream=False,
+        link="by design",
+    ),
+)
+
 # --- deviations ---
 
 
@@ -74,7 +115,7 @@ def _mean(change: Callable[..., tuple[Tensor, Any]]) -> Callable[[Any], None]:
     """Another way to weigh what came before: a function of `wkv` and its arguments."""
 
     def apply(mixer: TimeMixing) -> None:
-        mixer.mean = lambda *arguments: change(rwkv.wkv, *arguments)
+        mixer.__dict__["mean"] = lambda *arguments: change(rwkv.wkv, *arguments)
 
     return apply
 
@@ -106,8 +147,8 @@ def _summed(wkv: Any, k: Tensor, v: Tensor, decay: Tensor, first: Tensor, sums: 
     return torch.stack(y, 1), wkv(k, v, decay, first, sums)[1]
 
 
-def _decay_as_stored(mixer: TimeMixing) -> None:
-    mixer.mean = lambda k, v, decay, first, sums: rwkv.wkv(k, v, -torch.sigmoid(mixer.decay_log), first, sums)
+def _by_sigmoid(wkv: Any, k: Tensor, v: Tensor, decay: Tensor, first: Tensor, sums: Any) -> tuple[Tensor, Any]:
+    return wkv(k, v, -torch.sigmoid((-decay).log()), first, sums)
 
 
 def _parts_swapped(one: str, other: str) -> Callable[[Any], None]:
@@ -188,6 +229,11 @@ def _forgetting(*gone: str) -> Callable[[Any], None]:
     return change
 
 
+def _never_halved(root: nn.Module) -> None:
+    for kind in (TimeMixing, ChannelMixing):
+        each(kind, constant("halvings", 0))(root)
+
+
 def _last_eps(model: RwkvModel) -> None:
     model.norm.eps = 1e-5
 
@@ -202,38 +248,11 @@ FAMILY = Family(
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
     units=units,
-    reads=lambda config: Reads(vocab_size=config.vocab_size, positions=False, padding=()),
+    reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
     caches=("dynamic",),
     holds=("b d", "b d", "b f", "b f", "b f"),
     backends=(Backend("eager"),),
-    known=(
-        Known(
-            name="the state is as wide as d_model whatever attention_hidden_size says",
-            sites=("*",),
-            variants=("wide",),
-            link="measured: RuntimeError; right without a state",
-        ),
-        Known(
-            name="a single token mixes each row with those before it in the batch",
-            sites=("dynamic.steps", "dynamic.steps.held", "greedy", "eos"),
-            downstream=False,
-            link="measured: shape (b, b, v) of the logits of a step",
-        ),
-        Known(
-            name="the last norm's eps is 1e-5",
-            sites=("norm",),
-            variants=("eps",),
-            link="measured",
-            explained="eps of the last norm is 1e-5 whatever the config says",
-        ),
-        Known(
-            name="weights are divided in place, and so have other gradients",
-            sites=("gradients", "step"),
-            variants=("halved*",),
-            downstream=False,
-            link="by design",
-        ),
-    ),
+    known=KNOWN,
     deviations=(
         *(replace(deviation, variants=PLAIN) for deviation in shared.layer_norm("embed_norm", configured=False)),
         Deviation(
@@ -249,7 +268,7 @@ FAMILY = Family(
         _of_time("what is here counts like what was before", "time", _mean(_not_first)),
         _of_time("what is one token away has decayed already", "time", _mean(_one_step_more)),
         _of_time("weights rise with distance", "time.numerator", _mean(_rising)),
-        _of_time("decay is the sigmoid of what is stored", "time.numerator", _decay_as_stored),
+        _of_time("decay is the sigmoid of what is stored", "time.numerator", _mean(_by_sigmoid)),
         _of_time("a sum in place of the mean", "time", _mean(_summed)),
         _of_time("the time mixing is not gated", "time.r_proj", _ungated),
         *(
@@ -270,7 +289,7 @@ FAMILY = Family(
         Deviation(
             name="what later layers add is not halved",
             site="time",
-            apply=each(TimeMixing | ChannelMixing, constant("halvings", 0)),
+            apply=_never_halved,
             variants=("halved*",),
         ),
     ),

@@ -96,7 +96,7 @@ def by_token(stack: Any) -> None:
     stack.forward = counted
 
 
-def own_embedding_from_encoder(model: EncoderDecoder) -> None:
+def own_embedding_from_encoder(model: Any) -> None:
     """The decoder's tokens are looked up in the encoder's table."""
     model.decoder.embed = model.encoder.embed
 
@@ -109,11 +109,11 @@ ABSOLUTE = (
 # --- the whole ---
 
 
-def _no_logits_bias(model: EncoderDecoder) -> None:
+def _no_logits_bias(model: Any) -> None:
     model.logits_bias = None
 
 
-def _forgetful(model: EncoderDecoder) -> None:
+def _forgetful(model: Any) -> None:
     """Positions restart after the cache, whichever way they come in."""
     stack: Any = model.decoder
     if stack.positions is not None:

@@ -14,10 +14,20 @@ from torch import Tensor
 from parity_tests.families.transformer_units import held, passed
 from parity_tests.families.units import NO_PROBABILITIES, block, hidden, output, visible
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Call, Site, Unit, in_layers
+from parity_tests.harness.record import Arguments, Backend, Call, Known, Site, Unit, in_layers
 from reference_impl.cache import LayerCache
 
 Feed: TypeAlias = Callable[[Call, Mapping[str, Tensor]], Arguments]
+
+BACKENDS = (Backend("eager"), Backend("sdpa", precisions=("f64", "f32")))
+LAYERDROP = Known(
+    name="a random number is drawn for every layer in training, although none is left out",
+    sites=("dropout",),
+    until="5.0.0",
+    downstream=False,
+    link="measured in 4.57.6; not so in 5.24.0",
+)
+"""BART's and Marian's."""
 
 NO_MASK = "no mask is made here where nothing is padding"
 QUERY = {"encoder": "m", "decoder": "s"}

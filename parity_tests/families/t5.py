@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
@@ -47,7 +45,8 @@ def units(config: T5Config) -> list[Unit]:
             attention(side, there + "0.SelfAttention"),
         ]
         if side == "decoder":
-            inside += [part(side, here + "cross_norm", there + "1.layer_norm", rows=("N1",)), cross(there + "1.EncDecAttention")]
+            inside.append(part(side, here + "cross_norm", there + "1.layer_norm", rows=("N1",)))
+            inside.append(cross(there + "1.EncDecAttention"))
         inside += [
             part(side, here + "ffn_norm", there + f"{network}.layer_norm", rows=("N1",)),
             part(side, here + "ffn", there + f"{network}.DenseReluDense", rows=("F2",) if config.gated else ("F1",)),
@@ -102,7 +101,7 @@ def _first_layer_only(stack: Any) -> None:
         without(one.attn)
 
 
-def _natural_logarithm_base_two(stack: Any) -> None:
+def _by_twos(stack: Any) -> None:
     """Distances grow by twos from bucket to bucket, whatever max_distance is."""
     table: RelativeBias = stack.relative
 
@@ -132,14 +131,23 @@ def _tied(model: Any) -> None:
 
 
 TIED, UNTIED = ("relu", "even", "near", "far"), ("gated",)
+NEAR = ("relu", "gated", "even", "near")
+"""Those in whose inputs all buckets occur."""
+SEVERAL = ("relu", "gated", "even", "far")
+"""Those with more than one layer in the encoder."""
+
+
+def _relative(name: str, change: Callable[[Any], None], variants: tuple[str, ...] = ("*",)) -> Deviation:
+    return sides.of_stack(name, "encoder.relative", change, variants)
+
 
 RELATIVE = (
-    sides.of_stack("distance from key to query instead", "encoder.relative", _other_way),
-    sides.of_stack("the encoder's buckets are one-way", "encoder.relative", _buckets(both_ways=False)),
-    sides.of_stack("max_distance is 128 whatever the config says", "encoder.relative", _buckets(max_distance=128), ("relu", "gated", "even", "near")),
-    sides.of_stack("buckets of equal size", "encoder.relative", _linear),
-    sides.of_stack("buckets grow by twos", "encoder.relative", _natural_logarithm_base_two, ("relu", "gated", "even")),
-    sides.of_stack("relative positions in the first layer only", "encoder.attn.probs", _first_layer_only, ("relu", "gated", "even", "far")),
+    _relative("distance from key to query instead", _other_way),
+    _relative("the encoder's buckets are one-way", _buckets(both_ways=False)),
+    _relative("max_distance is 128 whatever the config says", _buckets(max_distance=128), NEAR),
+    _relative("buckets of equal size", _linear),
+    _relative("buckets grow by twos", _by_twos, ("relu", "gated", "even")),
+    sides.of_stack("relative positions in the first layer only", "encoder.attn.probs", _first_layer_only, SEVERAL),
     sides.of_stack("the decoder's buckets are two-way", "decoder.relative", _buckets(both_ways=True)),
 )
 

@@ -201,6 +201,7 @@ WINDOW_OF_ONE = Known(
     name="a window of one token is forgotten by the dynamic cache",
     sites=("dynamic.*", "greedy", "left-padded*", "eos"),
     link="no issue known",
+    since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
     variants=("window-1",),
     downstream=False,
 )

@@ -145,6 +145,10 @@ class Reads:
             found.append(self.batch("cache-left", (3, 19), self._sides([(0, 0), (4, 0), (9, 0)])))
         return found
 
+    def labels(self, batch: Batch) -> Tensor:
+        """What there is to learn of a batch without text. Errors: NotImplementedError, but for those that read some."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what there is to learn of {batch.name}")
+
     def prompt(self, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
         """What a text is continued from; where there is a source, the text begins with `start`, and the pads are its own."""
         if not self.source:

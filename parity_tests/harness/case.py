@@ -61,7 +61,7 @@ class Case:
     def known(self) -> list[Known]:
         """The differences that are to be expected here."""
         found = [known for known in self.record.known if known.concerns(self.name, hf.VERSION)]
-        return [known for known in found if self.backend.attention in known.attention]
+        return [known for known in found if self.backend.attention in known.attention and self.precision in known.precisions]
 
     @property
     def hf_class(self) -> str:

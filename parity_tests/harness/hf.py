@@ -43,7 +43,7 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     """Load a checkpoint through transformers' own loader, in evaluation mode.
 
     f64: loaded in float32 and widened, so that tables made at construction keep the library's float32 values.
-    Errors: Absent when this release has no such class or attention.
+    Errors: Absent when this release has no such class or attention; Crashed when it cannot load what it should.
     """
     if not has_class(hf_class):
         raise Absent(f"transformers {VERSION} has no {hf_class}")
@@ -61,6 +61,8 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
         raise
+    except RuntimeError as error:
+        raise Crashed(f"transformers raises RuntimeError on loading: {str(error).splitlines()[-1].strip()}") from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
     model.not_trained = fixed
@@ -135,6 +137,17 @@ def forget(model: nn.Module) -> None:
             nowhere = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
             module(torch.zeros(1, 1, 1, device=nowhere.device), position_ids=nowhere)
             module.inv_freq = getattr(module, "original_inv_freq", module.inv_freq)
+
+
+MOVED = {"mlp": "block_sparse_moe"}
+"""Parts of modules' paths that older releases call otherwise."""
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """A module by its path, or by the one that an older release has for it."""
+    for name in filter(None, path.split(".")):
+        model = getattr(model, name if hasattr(model, name) else MOVED.get(name, name))
+    return model
 
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
@@ -257,7 +270,7 @@ def run(
     **options: Any,
 ) -> Any:
     """One forward, under the lens where the precision asks for it. Returns transformers' output."""
-    given: dict[str, Any] = {**named(model, inputs), **({"use_cache": True} if takes(model, "use_cache") else {}), **options}
+    given: dict[str, Any] = {**named(model, inputs), **({"use_cache": not gradients} if takes(model, "use_cache") else {}), **options}
     if cache is not None:
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):
@@ -328,7 +341,7 @@ def trace(model: nn.Module, precision: str, batch: Batch, units: Sequence[Unit])
         return lambda module, args, output: setattr(calls[name], "output", _cloned(output))
 
     for unit in units:
-        handles.append(model.get_submodule(unit.hf).register_forward_hook(keep(unit.name), with_kwargs=True))
+        handles.append(module_at(model, unit.hf).register_forward_hook(keep(unit.name), with_kwargs=True))
         if unit.until is not None:
             handles.append(model.get_submodule(unit.until).register_forward_hook(end(unit.name)))
     forget(model)

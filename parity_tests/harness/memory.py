@@ -23,16 +23,25 @@ K = TypeVar("K", bound=Trainable)
 
 
 def once(make: Callable[[K], T]) -> Callable[[K], T]:
-    """Keep what was made for a case: of every tiny model, and of the trained ones, which are large, the latest."""
+    """Keep what was made for a case: of every tiny model, and of the trained ones, which are large, the latest. What could not
+    be made fails the same way again.
+    """
     kept: dict[K, T] = {}
+    failed: dict[K, Exception] = {}
 
     @wraps(make)
     def get(case: K) -> T:
+        if case in failed:
+            raise failed[case].with_traceback(None)
         if case not in kept:
             if case.trained:
                 for other in [earlier for earlier in kept if earlier.trained]:
                     del kept[other]
-            kept[case] = make(case)
+            try:
+                kept[case] = make(case)
+            except Exception as error:
+                failed[case] = error
+                raise
         return kept[case]
 
     return get

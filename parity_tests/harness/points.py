@@ -11,7 +11,7 @@ from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.harness.names import PRECISIONS
-from parity_tests.harness.record import Backend, Deviation
+from parity_tests.harness.record import Backend, Deviation, Family
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
@@ -66,17 +66,24 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
             ]
     for path in trained_checkpoints(options):
         family = FAMILIES[family_of(path)]
-        backends = family.backends[:1]
-        if options.attention or options.experts:
-            backends = tuple({str(b): b for b in reversed(family.backends) if options.takes(b)}.values())[::-1]
         found += [
             Case(family.name, f"{TRAINED}{path}", precision, backend, options.device)
             for precision in chosen
             if precision in (options.precisions or TRAINED_PRECISIONS)
-            for backend in backends
+            for backend in _asked_of_trained(family, options)
             if precision in backend.precisions
         ]
     return found
+
+
+def _asked_of_trained(family: Family, options: Options) -> list[Backend]:
+    """The first backend, or those that were asked for; each once, though a record may have one in several settings."""
+    if not (options.attention or options.experts):
+        return list(family.backends[:1])
+    found: dict[str, Backend] = {}
+    for backend in filter(options.takes, family.backends):
+        found.setdefault(str(backend), backend)
+    return list(found.values())
 
 
 DEEP = 10

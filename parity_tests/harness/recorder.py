@@ -30,7 +30,7 @@ class Recorder:
     def again(self, case: Case) -> str:
         """The test's id, and the options without which it would not be collected."""
         options = [f"--device {case.device}"] if case.device != "cpu" else []
-        options += [f"--checkpoint '{case.source}'"] if case.trained else []
+        options += [f"--checkpoint='{case.source}'"] if case.trained else []
         return " ".join([f'"{self.node.nodeid}"', *options])
 
     def keep(self, case: Case, mode: str, site: str, outcome: Outcome) -> Outcome:

@@ -49,6 +49,7 @@ class Result:
     bits_equal: bool
     verdict: str
     note: str
+    trained: bool
 
     @classmethod
     def of(cls, case: Case, level: str, mode: str, site: str, outcome: Outcome) -> Result:
@@ -68,6 +69,7 @@ class Result:
             bits_equal=outcome.bits_equal,
             verdict=outcome.verdict,
             note=outcome.note,
+            trained=case.trained,
         )
 
     @property
@@ -132,12 +134,12 @@ def _precision(rows: Sequence[Result], precision: str) -> tuple[Text, Text]:
 
 
 def verdict(results: Sequence[Result], device: str) -> Table:
-    """A family a row: sites compared at each level; for each precision the worst error over its bar, and the share of
-    sites that agree bit for bit under eager attention, in one pass; what is known, absent or not covered.
+    """A family a row, or a trained checkpoint: sites compared at each level; for each precision the worst error over its bar,
+    and the share of sites that agree bit for bit under eager attention, in one pass; what is known, absent or not covered.
     """
     families: dict[str, list[Result]] = defaultdict(list)
     for result in results:
-        families[result.family].append(result)
+        families[f"{result.family}: {result.variant}" if result.trained else result.family].append(result)
     precisions = [p for p in PRECISIONS if any(r.precision == p for r in results)]
     found = versions()
     title = f"transformers {found['transformers']} against the reference (torch {found['torch']}, {device_name(device)})"

@@ -48,5 +48,8 @@ def read_theirs(
     for piece in pieces(batch, sizes):
         output = hf.run(model, precision, piece, cache=cache)
         cache = hf.cache_of(output)
+        if output.logits.shape[:2] != piece["ids"].shape:
+            given, found = tuple(piece["ids"].shape), tuple(output.logits.shape)
+            raise hf.Crashed(f"transformers gives logits of shape {found} for tokens of shape {given}")
         logits.append(output.logits)
     return torch.cat(logits, 1), cache

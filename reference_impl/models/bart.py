@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from reference_impl.embedding import LearnedPositions
-from reference_impl.encoder_decoder import NORM_EPS, EncoderDecoder, PostNormConfig, PostNormLayer, Stack
+from reference_impl.encoder_decoder import EncoderDecoder, Stack
 from reference_impl.norm import LayerNorm
+from reference_impl.post_norm import NORM_EPS, PostNormConfig, PostNormLayer
 
 OFFSET = 2  # rows before that of position 0: fairseq counted from behind the padding token's number, 1
 

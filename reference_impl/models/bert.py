@@ -69,12 +69,14 @@ class BertLayer(TransformerLayer):
     """z = LayerNorm(x + Dropout(MHA(x))); y = LayerNorm(z + Dropout(FFN(z))), with CrossAttention between the two or not."""
 
     def __init__(self, config: BertConfig):
+        d_head = config.d_model // config.n_heads
+
         def attention() -> MHA:
             return MHA(
                 d_model=config.d_model,
                 n_heads=config.n_heads,
-                d_head=config.d_model // config.n_heads,
-                scale=(config.d_model // config.n_heads) ** -0.5,
+                d_head=d_head,
+                scale=d_head**-0.5,
                 dropout=config.attention_dropout,
             )
 
@@ -102,8 +104,11 @@ class BertModel(nn.Module):
         self.embed = BertEmbedding(config)
         self.mask = Site()
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.n_layers))
-        head = MLMHead(config.d_model, config.vocab_size, activation=config.activation, norm_eps=config.norm_eps)
-        self.mlm_head = head if config.heads != "none" else None
+        self.mlm_head = None
+        if config.heads != "none":
+            self.mlm_head = MLMHead(
+                config.d_model, config.vocab_size, activation=config.activation, norm_eps=config.norm_eps
+            )
         self.pooler = Pooler(config.d_model) if config.heads != "mlm" else None
         self.nsp_head = nn.Linear(config.d_model, 2) if config.heads == "pretraining" else None
         if self.mlm_head is not None and config.tied_head:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from reference_impl.encoder_decoder import EncoderDecoder, PostNormConfig, PostNormLayer, Stack
+from reference_impl.encoder_decoder import EncoderDecoder, Stack
+from reference_impl.post_norm import PostNormConfig, PostNormLayer
 from reference_impl.sinusoidal import SinusoidalPositions
 
 

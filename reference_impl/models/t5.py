@@ -12,7 +12,6 @@ from reference_impl.encoder_decoder import EncoderDecoder, Stack
 from reference_impl.ffn import FFN, GatedFFN
 from reference_impl.layer import TransformerLayer
 from reference_impl.norm import RMSNorm
-from reference_impl.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

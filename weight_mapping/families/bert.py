@@ -13,12 +13,28 @@ HEAD = "cls.predictions."
 
 def hf(config: BertConfig) -> Table:
     """The names of the hub. A model without the MLM head has no prefix."""
+    biases = (HEAD + "bias", HEAD + "decoder.bias")
+    # an untied head's is read by its first name in transformers 4, and by its second in 5
+    return _table(config, tie(biases, "mlm_head.decoder.bias", all_written=not config.tied_head))
+
+
+def transformers5(config: BertConfig) -> Table:
+    """What transformers 5 has in memory. Where nothing is tied, there are two biases, and no forward reads the first."""
+    if config.tied_head:
+        return hf(config)
+    dead = Drop(source=HEAD + "bias", reason="no forward reads it where the head is not tied", beside=HEAD + "decoder.bias")
+    alone = Alias("*predictions.decoder.bias", "*predictions.bias")  # in 4 they are one
+    return _table(config, rename(HEAD + "decoder.bias", "mlm_head.decoder.bias"), drops=(dead,), aliases=(alone,))
+
+
+def _table(config: BertConfig, bias: Rule, *, drops: tuple[Drop, ...] = (), aliases: tuple[Alias, ...] = ()) -> Table:
     trunk = "bert." if config.heads != "none" else ""
     here, there = trunk + "encoder.layer.{layer}.", "layers.{layer}."
     return Table(
         index={"layer": range(config.n_layers), "part": ("weight", "bias"), "task": ("species", "chain", "graft")},
         rules=(
             *_matrices(config, trunk + "embeddings.word_embeddings.weight"),
+            bias,
             rename(trunk + "embeddings.token_type_embeddings.weight", "embed.types.weight"),
             rename(trunk + "embeddings.position_embeddings.weight", "embed.positions.weight"),
             rename(trunk + "embeddings.LayerNorm.{part}", "embed.norm.{part}"),
@@ -32,26 +48,22 @@ def hf(config: BertConfig) -> Table:
             rename(HEAD + "transform.LayerNorm.{part}", "mlm_head.norm.{part}"),
             rename("cls.seq_relationship.{part}", "nsp_head.{part}"),
         ),
-        drops=tuple(_drops(config, trunk)),
+        drops=(*_drops(config, trunk), *drops),
         aliases=(
             Alias("bert.*", "*") if trunk else Alias("*", "bert.*"),
             Alias("*LayerNorm.weight", "*LayerNorm.gamma"),  # names of TensorFlow, and of what 5.0 to 5.5 saved
             Alias("*LayerNorm.bias", "*LayerNorm.beta"),
-            *(() if config.tied_head else (Alias("*predictions.decoder.bias", "*predictions.bias"),)),  # so 4 wrote it
+            *aliases,
         ),
     )
 
 
 def _matrices(config: BertConfig, words: str) -> tuple[Rule, ...]:
-    """The embedding, and the head's matrix and bias."""
-    matrix, bias = HEAD + "decoder.weight", HEAD + "decoder.bias"
+    """The token embedding and the matrix of the head."""
+    head = HEAD + "decoder.weight"
     if config.tied_head and config.heads != "none":
-        return tie((words, matrix), "embed.tokens.weight"), tie((HEAD + "bias", bias), "mlm_head.decoder.bias")
-    return (
-        rename(words, "embed.tokens.weight"),
-        rename(matrix, "mlm_head.decoder.weight"),
-        rename(bias, "mlm_head.decoder.bias"),
-    )
+        return (tie((words, head), "embed.tokens.weight"),)
+    return rename(words, "embed.tokens.weight"), rename(head, "mlm_head.decoder.weight")
 
 
 def _attention(here: str, there: str) -> tuple[Rule, ...]:
@@ -71,9 +83,6 @@ def _drops(config: BertConfig, trunk: str) -> Iterator[Drop]:
     unused = "a head that the class in the config does not have"
     if config.heads != "pretraining":
         yield Drop(source="cls.seq_relationship.{part}", reason=unused)
-    if config.heads != "none" and not config.tied_head:
-        why = "what transformers 5 keeps beside an untied head and never reads"
-        yield Drop(source=HEAD + "bias", reason=why, beside=HEAD + "decoder.bias")
     if config.heads == "mlm":
         yield Drop(source=trunk + "pooler.dense.{part}", reason=unused)
     if config.heads == "none":
@@ -168,5 +177,5 @@ FAMILY = Family(
             tensors_say={"heads": _heads},
         ),
     },
-    tables={"hf": hf, "transformers5": hf},
+    tables={"hf": hf, "transformers5": transformers5},
 )

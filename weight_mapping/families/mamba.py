@@ -45,8 +45,9 @@ FAMILY = Family(
             keys={
                 "vocab_size": Key("vocab_size", COUNT),
                 "hidden_size": Key("d_model", COUNT),
+                "d_model": Key("d_model", COUNT),  # what the hub's files call it as well
                 "num_hidden_layers": Key("n_layers", COUNT),
-                "n_layer": Key("n_layers", COUNT),  # what the hub's files call it as well
+                "n_layer": Key("n_layers", COUNT),  # so, too
                 "expand": Key("expand", COUNT),
                 "state_size": Key("d_state", COUNT),
                 "conv_kernel": Key("conv_width", COUNT),
@@ -63,6 +64,7 @@ FAMILY = Family(
                 *"time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor".split(),  # training
                 "rescale_prenorm_residual",  # its beginning, as those are
                 *"use_mambapy use_associative_scan fused_add_norm pad_vocab_size_multiple".split(),  # how it is computed
+                "d_inner",  # the hub's files have it beside intermediate_size, and nothing reads it
             ),
             defaults={
                 "vocab_size": 50280,

@@ -71,7 +71,7 @@ FAMILY = Family(
             f"the activation of {{feed_forward}} is not one of {', '.join(ACTIVATIONS)}",
             lambda f: f["feed_forward"].removeprefix("gated-") in ACTIVATIONS,
         ),
-        Check("{n_buckets} is less than 4: two a direction, for one distance and for the others", lambda f: f["n_buckets"] >= 4),
+        Check("{n_buckets} is less than 4: each direction needs two", lambda f: f["n_buckets"] >= 4),
         Check("{max_distance} is no more than half of {n_buckets}", lambda f: f["max_distance"] > f["n_buckets"] // 2),
     ),
     layouts={
