@@ -32,7 +32,7 @@ facts flags: environment
 
 # Everything runs even when something fails. pytest comes last: its summary is the closing line.
 test: environment
-	@$(if $(filter-out 0,$(OFFLINE)),,$(RUN) -m parity_tests fetch smollm2)
+	@$(if $(filter-out 0,$(OFFLINE)),,$(RUN) -m parity_tests fetch smollm2 minilm)
 	@failed=0; $(LINT); $(RUN) -m pytest -n $(JOBS) --rows --trained $(ARGS) || failed=1; exit $$failed
 
 lint: environment
@@ -48,8 +48,8 @@ clean:
 
 help:
 	@echo 'make parity   verify the installed transformers, print the verdict, write parity-report/report.json'
-	@echo 'make test     everything: parity, the trained checkpoint, mapping, harness, tests of the tests, lint, types'
-	@echo 'make real     verify a trained checkpoint, fetched when it is not here'
+	@echo 'make test     everything: parity, trained checkpoints, mapping, harness, tests of the tests, lint, types'
+	@echo 'make real     verify trained checkpoints, fetched when they are not here; ARGS=iglm: this one alone'
 	@echo 'make gpu      as parity, on CUDA, in the active environment'
 	@echo 'make facts    what the seed documents state about torch and transformers, and whether it is so'
 	@echo 'make rows     every test, and which row of the seed documents it shows'
@@ -60,7 +60,7 @@ help:
 	@echo 'PYTHON=python     use the active environment and install nothing (otherwise .venv, made when there is none)'
 	@echo 'TRANSFORMERS=4.57.6  parity, real, facts or flags with that release, in an environment of its own beside .venv'
 	@echo 'BASELINE=my.txt   other versions in .venv than those of fixtures/baseline.txt'
-	@echo 'OFFLINE=1         test without fetching the trained checkpoint'
+	@echo 'OFFLINE=1         test without fetching trained checkpoints'
 	@echo 'JOBS=2            how many processes make test uses'
 	@echo 'ARGS="..."        further arguments for the command, or for pytest'
 

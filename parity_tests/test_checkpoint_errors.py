@@ -103,7 +103,7 @@ def test_config_that_contradicts_its_tensors(changes: dict[str, Any], message: s
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", "nowhere: does not exist")
-    refused(tmp_path, "is neither a folder with model.safetensors or model.safetensors.index.json nor a .gguf file")
+    refused(tmp_path, "is neither a folder with model.safetensors, pytorch_model.bin or an index of either nor a .gguf file")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 300, -1], ids=["empty", "in-its-length", "in-its-header", "one-byte-short"])

@@ -64,7 +64,8 @@ def test_caught(case: Case, deviation: Deviation) -> None:
     """
     run = compare(case)
     run = run.against(deviation.of(run.model))
-    first = run.first_difference()
+    beside = [known for known in case.known if not known.downstream]  # what this release shows otherwise, as a cache
+    first = next((d for d in run.differences() if not any(known.at(d.kind) for known in beside)), None)
     if deviation.site == "cache":
         assert first is None, "a pass without a cache shows it already"
         assert compare_schedule(run, "steps", static=False).verdict == "differs"

@@ -1,4 +1,4 @@
-"""Checkpoints as read-only mappings from names to tensors, whatever container they lie in. Nothing is unpickled.
+"""Checkpoints as read-only mappings from names to tensors, whatever container they lie in. Nothing but tensors is unpickled.
 
 One more container is one more class in `CONTAINERS`.
 """
@@ -24,4 +24,5 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             return container(path)
     if not path.exists():
         raise MappingError(f"{path}: does not exist; give a checkpoint on this machine")
-    raise MappingError(f"{path}: is neither a folder with {HFFolder.WEIGHTS} or {HFFolder.INDEX} nor a .gguf file")
+    folder = f"a folder with {HFFolder.WEIGHTS}, {HFFolder.OLD_WEIGHTS} or an index of either"
+    raise MappingError(f"{path}: is neither {folder} nor a .gguf file")

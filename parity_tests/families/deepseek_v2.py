@@ -49,7 +49,6 @@ FAMILY = Family(
             until="5.15.0",
             variants=("yarn",),
             link="no issue known; modeling_deepseek_v2.py has it from 5.15 on",
-            explained="softmax scale without mscale",
         ),
         Known(
             name="groups limit the choice in no forward: AttributeError",

@@ -270,7 +270,8 @@ def run(
     **options: Any,
 ) -> Any:
     """One forward, under the lens where the precision asks for it. Returns transformers' output."""
-    given: dict[str, Any] = {**named(model, inputs), **({"use_cache": not gradients} if takes(model, "use_cache") else {}), **options}
+    kept = {"use_cache": not gradients} if takes(model, "use_cache") else {}
+    given: dict[str, Any] = {**named(model, inputs), **kept, **options}
     if cache is not None:
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):

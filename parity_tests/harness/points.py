@@ -39,7 +39,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Point:
-    """One kind of site of one case, in one mode: `llama-gqa-f64-eager-isolated-attn`."""
+    """One kind of site of one case, in one mode: `llama-gqa-f64-eager-isolated-attn`. Below float64, where nothing is
+    explained, one test compares both modes.
+    """
 
     case: Case
     mode: str
@@ -136,11 +138,19 @@ def points(options: Options, level: str) -> list[Point]:
     """Every point of a level."""
     found = []
     for case in cases(options, PRECISIONS):
-        for mode in ("isolated", "accumulated"):
-            for kind, its_level, fed in case.record.kinds(config_of(case)):
-                if its_level == level and (fed or mode == "accumulated"):
-                    found.append(Point(case, mode, kind))
+        for mode in ("isolated", "accumulated") if case.precision == "f64" else ("both",):
+            for kind, its_level, fed in kinds_of(case.family, case.source if case.trained else case.variant):
+                if its_level == level and (fed or mode != "isolated"):
+                    found.append(Point(case, mode if fed else "accumulated", kind))
     return found
+
+
+@cache
+def kinds_of(family: str, variant: str | Path) -> list[tuple[str, str, bool]]:
+    """The kinds of sites of a variant, or of a trained checkpoint."""
+    path = variant if isinstance(variant, Path) else None
+    config = read_config(open_checkpoint(path))[1] if path else parse_config(FAMILIES[family].variants[str(variant)], "hf")[1]
+    return FAMILIES[family].kinds(config)
 
 
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:

@@ -18,6 +18,9 @@ from parity_tests.harness.record import Known
 from parity_tests.harness.report import Result
 from parity_tests.harness.run import Run, compare, explain
 
+Found = tuple[str, str]
+"""A mode and a site."""
+
 
 class Recorder:
     """Belongs to one test."""
@@ -63,9 +66,9 @@ class Recorder:
         case = point.case
         run = self.run(case, point.mode, point.kind)
         found = {
-            site: self.keep(case, point.mode, site, outcome)
+            (mode, site): self.keep(case, mode, site, outcome)
             for (mode, site), outcome in run.outcomes.items()
-            if mode == point.mode and kind_of(site) == point.kind
+            if point.mode in (mode, "both") and kind_of(site) == point.kind
         }
         assert found, f"no site {point.kind} in {case}: the record and the model disagree"
         if any(outcome.verdict == "differs" for outcome in found.values()):
@@ -82,9 +85,9 @@ class Recorder:
         """Whether this release shows a kind of site at all."""
         return any(kind_of(site) == kind and outcome.verdict != "absent" for (_, site), outcome in run.outcomes.items())
 
-    def still(self, known: Known, run: Run, found: Mapping[str, Outcome]) -> None:
+    def still(self, known: Known, run: Run, found: Mapping[Found, Outcome]) -> None:
         """A known difference must show, and be what its record says it is."""
-        shown = [site for site, outcome in found.items() if outcome.verdict == "known"]
+        shown = [site for (_, site), outcome in found.items() if outcome.verdict == "known"]
         if not shown:
             pytest.fail(
                 f"{run.case.setting}\n  a known difference no longer appears: {known.note}\n"
@@ -98,16 +101,16 @@ class Recorder:
         assert explanation is not None, f"{known.name}: explained by no deviation, and the record says {known.explained!r}"
         assert explanation[0].name == known.explained
 
-    def differs(self, run: Run, point: Point, found: dict[str, Outcome]) -> NoReturn:
+    def differs(self, run: Run, point: Point, found: Mapping[Found, Outcome]) -> NoReturn:
         """Fail, naming the first difference of the whole run that is not known, which is where to look."""
-        wrong = {site: outcome for site, outcome in found.items() if outcome.verdict == "differs"}
-        site, outcome = max(wrong.items(), key=lambda item: item[1].ratio)
+        wrong = {place: outcome for place, outcome in found.items() if outcome.verdict == "differs"}
+        (mode, site), outcome = max(wrong.items(), key=lambda item: item[1].ratio)
         known = {name for (_, name), o in run.outcomes.items() if o.verdict == "known"}
         first = next((d for d in run.differences() if d.site not in known), run.first_difference())
         assert first is not None
         text = failure(run, first, self.again(point.case))
-        if first.site not in wrong:
-            text += f"\n  this test          {site} ({point.mode}) is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"
+        if first.site not in {name for _, name in wrong}:
+            text += f"\n  this test          {site} ({mode}) is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"
         pytest.fail(text, pytrace=False)
 
     def covering(self, case: Case, site: str) -> list[Known]:
