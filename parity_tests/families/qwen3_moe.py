@@ -13,6 +13,7 @@ from reference_impl.models.qwen3_moe import Qwen3MoeLayer
 
 BEFORE_FFN = tuple(part for unit in LLAMA_LAYER[:-1] for part in ((*QK_NORM, unit) if unit is LLAMA_ATTENTION else (unit,)))
 AGREED = ("base", "steps", "biased", "window")  # all but those in which transformers goes its own way
+EVERY, *_ = windows.window_layers(("top-layers",))  # what transformers does
 
 
 def is_sparse(config: Any, layer: int) -> bool:
@@ -49,7 +50,7 @@ FAMILY = Family(
         *windows.QK_NORM,
         *shared.MASK,
         *windows.windows(("window",)),
-        *windows.window_layers(("top-layers",)),
+        EVERY,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),

@@ -102,7 +102,7 @@ KNOWN = (
     Known(
         name="weights are divided in place, and so have other gradients",
         sites=("gradients", "step"),
-        variants=("halved*",),
+        variants=("halved",),
         downstream=False,
         link="by design",
     ),
@@ -290,7 +290,7 @@ FAMILY = Family(
             name="what later layers add is not halved",
             site="time",
             apply=_never_halved,
-            variants=("halved*",),
+            variants=("halved",),
         ),
     ),
 )

@@ -13,8 +13,8 @@ from torch import nn
 from parity_tests.harness import hf
 from parity_tests.harness.caches import explain_schedule
 from parity_tests.harness.case import Case, cache_batches, reference
-from parity_tests.harness.record import Backend
 from parity_tests.harness.failure import failure
+from parity_tests.harness.record import Backend
 from parity_tests.harness.run import Run, confront, explain
 from parity_tests.harness.schedules import SCHEDULES, read_theirs
 
