@@ -74,8 +74,6 @@ class Alone(Reads):
         return [self.batch("cache", (1, 19))]
 
 
-MIXED = "a step of one token mixes each row with the last tokens of the others"
-
 KNOWN = (
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
@@ -83,11 +81,9 @@ KNOWN = (
         variants=("wide",),
         link="measured: RuntimeError; right without a state",
     ),
-    Known(name=MIXED, sites=("greedy",), downstream=False, link="measured: logits (b, b, v) for tokens (b, 1)"),
     Known(
-        name=MIXED,
-        sites=("eos",),
-        variants=("base", "halved", "eps"),  # where one of the few tokens changes by it
+        name="a step of one token mixes each row with the last tokens of the others",
+        sites=("greedy", "eos"),
         downstream=False,
         link="measured: logits (b, b, v) for tokens (b, 1)",
     ),
