@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
-    config.addinivalue_line("markers", "half_precision_once: the same, for half precision alone")
+    config.addinivalue_line("markers", "rounding_once: below float64 only in variants that show what rounding does")
     config.addinivalue_line("markers", "causal: only where the model reads token by token")
     config.addinivalue_line("markers", "rows(id, ...): what of the seeds a test shows, beside the rows of the record")
     config.addinivalue_line("markers", "has(field): only where the reference's config has this field")

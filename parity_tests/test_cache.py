@@ -7,7 +7,7 @@ from parity_tests.harness.caches import compare_schedule, explain_schedule, thei
 from parity_tests.harness.case import Case
 from parity_tests.harness.recorder import Recorder
 
-pytestmark = [pytest.mark.level("cache"), pytest.mark.half_precision_once, pytest.mark.causal]
+pytestmark = [pytest.mark.level("cache"), pytest.mark.rounding_once, pytest.mark.causal]
 
 
 @pytest.mark.parametrize("schedule", ["steps", "chunks"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from parity_tests.harness.batches import Batch, Pads, rows_of
 from parity_tests.harness.case import Case, reads
@@ -15,13 +14,14 @@ pytestmark = [
     pytest.mark.level("generation"),
     pytest.mark.precisions("f64", "f32"),
     pytest.mark.one_backend,
+    pytest.mark.rounding_once,
     pytest.mark.causal,
 ]
 
 
 def n_new(case: Case) -> int:
     """How many tokens; a trained model, which costs more, continues its prompts for longer in test_trained.py."""
-    return 8 if case.trained else 24
+    return 8 if case.trained else 12
 
 
 def prompt(case: Case, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
@@ -42,20 +42,18 @@ def test_greedy(case: Case, recorder: Recorder) -> None:
     recorder.check(case, "greedy", under_lens(theirs, mine))
 
 
-def test_left_padded_rows_equal_the_rows_alone(case: Case, recorder: Recorder) -> None:
+def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) -> None:
     """A source whose positions are slots is padded on the right instead."""
     if not reads(case).padding and not reads(case).source:
         pytest.skip("such a model reads nothing padded")
     recorder.run(case, "accumulated", "left-padded")
-    pads = [(0, 0), (2, 0), (5, 0)]
-    whole = prompt(case, "left-padded", (3, 8), pads)
+    whole = prompt(case, "left-padded", (2, 8), [(0, 0), (5, 0)])
     with recorder.crashing(case, "left-padded"):
         theirs, mine = generate_both(case, whole, n_new(case))
-    rows = [generate_both(case, alone(whole, i), n_new(case)) for i in range(whole.rows)]
-    their_alone, mine_alone = (torch.cat(side) for side in zip(*rows, strict=True))
+    their_alone, mine_alone = generate_both(case, alone(whole, 1), n_new(case))
     recorder.check(case, "left-padded", under_lens(theirs, mine))
     recorder.check(case, "left-padded.alone", under_lens(their_alone, mine_alone))
-    recorder.check(case, "left-padded.equals-alone", under_lens(theirs, their_alone))
+    recorder.check(case, "left-padded.equals-alone", under_lens(theirs[1:], their_alone))
 
 
 def test_stops_at_eos(case: Case, recorder: Recorder) -> None:

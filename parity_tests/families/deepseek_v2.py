@@ -11,8 +11,8 @@ from parity_tests.families.units import block, decoder_units
 from parity_tests.harness.record import Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
-LIMITED = ("limited", "yarn", "biased", "all-of-one-group")  # by groups, and without renormalisation
-Q_LATENT = (*LIMITED, "renormalised")
+LIMITED = ("limited", "yarn", "all-of-one-group")  # by groups, and without renormalisation
+Q_LATENT = (*LIMITED, "biased", "renormalised")
 
 
 def is_sparse(config: Any, layer: int) -> bool:
@@ -55,7 +55,7 @@ FAMILY = Family(
             sites=("*",),
             since="5.0.0",
             until="5.13.0",
-            variants=("limited", "yarn", "biased", "all-of-one-group", "renormalised"),
+            variants=("limited", "yarn", "all-of-one-group", "renormalised"),
             link="https://github.com/huggingface/transformers/pull/46818",
         ),
         Known(
@@ -74,9 +74,10 @@ FAMILY = Family(
         *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("lite",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("limited", "lite", "yarn")),
-        *mixtures.group_limited_router(limited=("limited", "yarn", "biased"), scaled=LIMITED),
+        shared.FFN_BIAS,
+        *mixtures.group_limited_router(limited=("limited", "yarn"), scaled=LIMITED),
         *mixtures.normalisation(renormalised=("renormalised",), bare=()),
-        *mixtures.experts(many=Q_LATENT, silu=("limited", "lite", "yarn", "all-of-one-group")),
+        *mixtures.experts(many=(*LIMITED, "renormalised"), silu=("limited", "lite", "yarn", "all-of-one-group")),
         *mixtures.SHARED_EXPERTS,
         *shared.pre_norm_layer(DeepseekV2Layer),
         *shared.trunk(many_layers=()),

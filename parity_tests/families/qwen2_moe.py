@@ -12,7 +12,7 @@ from parity_tests.harness.record import Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
-EVERY, OTHERS, LATE = windows.window_layers(("window",))
+EVERY, OTHERS, _ = windows.window_layers(("window",))
 
 
 def is_sparse(config: Any, layer: int) -> bool:
@@ -59,7 +59,8 @@ FAMILY = Family(
         *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
         *shared.MASK,
         *windows.windows(("window",)),
-        *(OTHERS, EVERY, LATE),
+        OTHERS,
+        EVERY,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "bare"), some=("base", "window", "bare"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, cases, config_of, deviation_cases, points, usual
+from parity_tests.harness.points import Options, cases, config_of, deviation_cases, points, rounded, usual
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 
@@ -42,8 +42,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         found = cases(options, marker.args if marker else PRECISIONS)
         if metafunc.definition.get_closest_marker("one_backend"):
             found = [case for case in found if usual(case)]
-        if metafunc.definition.get_closest_marker("half_precision_once"):
-            found = [case for case in found if usual(case) or case.precision in ("f64", "f32")]
+        if metafunc.definition.get_closest_marker("rounding_once"):
+            found = [c for c in found if c.precision == "f64" or (rounded(c) and (usual(c) or c.precision == "f32"))]
         if metafunc.definition.get_closest_marker("trained"):
             found = [case for case in found if case.trained]
         if metafunc.definition.get_closest_marker("tiny"):

@@ -111,6 +111,11 @@ def backends_of(family: str, variant: str, precision: str) -> tuple[Backend, ...
     return () if precision == "f16" else fitting[:1]
 
 
+def rounded(case: Case) -> bool:
+    """Whether this variant is one of those that show what rounding does."""
+    return case.trained or list(case.record.variants).index(case.variant) < ROUNDED
+
+
 def usual(case: Case) -> bool:
     """Whether this is the backend that its precision is usually run with; of a trained model, any that was asked for."""
     if case.trained:

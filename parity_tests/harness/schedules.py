@@ -11,7 +11,7 @@ from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.shapes import unchecked
 
-SCHEDULES = {"steps": (11, *[1] * 8), "chunks": (8, 6, 5), "pass": (19,)}
+SCHEDULES = {"steps": (14, *[1] * 5), "chunks": (8, 6, 5), "pass": (19,)}
 """How many tokens go in at each call: a prompt and single steps; several at once on a cache; everything at once."""
 
 
