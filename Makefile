@@ -17,17 +17,17 @@ ENV = .venv$(addprefix -transformers-,$(TRANSFORMERS))
 REPORT = $(addprefix --report parity-report/transformers-,$(TRANSFORMERS))
 ifneq ($(TRANSFORMERS),)
 $(if $(PYTHON),$(error TRANSFORMERS sets up an environment of its own, and PYTHON names yours: give one of them))
-$(foreach goal,$(filter-out parity real facts flags environment,$(MAKECMDGOALS)),\
-$(error TRANSFORMERS is for make parity, real, facts and flags, not for make $(goal)))
+$(foreach goal,$(filter-out parity real facts flags known environment,$(MAKECMDGOALS)),\
+$(error TRANSFORMERS is for make parity, real, facts, flags and known, not for make $(goal)))
 endif
 
-.PHONY: parity test real gpu facts flags rows lint clean help environment
+.PHONY: parity test real gpu facts flags known rows lint clean help environment
 .DEFAULT_GOAL := parity
 
 parity real gpu rows: environment
 	@$(RUN) -m parity_tests $@ $(REPORT) $(ARGS)
 
-facts flags: environment
+facts flags known: environment
 	@$(RUN) -m parity_tests $@
 
 # Everything runs even when something fails. pytest comes last: its summary is the closing line.
@@ -53,12 +53,13 @@ help:
 	@echo 'make gpu      as parity, on CUDA, in the active environment'
 	@echo 'make facts    what the seed documents state about torch and transformers, and whether it is so'
 	@echo 'make rows     every test, and which row of the seed documents it shows'
+	@echo 'make known    what transformers is known to compute otherwise, and in which releases'
 	@echo 'make flags    which fields of the configs of transformers the fixtures vary'
 	@echo 'make lint     ruff and pyright'
 	@echo 'make clean    remove reports, caches and the environments made here'
 	@echo
 	@echo 'PYTHON=python     use the active environment and install nothing (otherwise .venv, made when there is none)'
-	@echo 'TRANSFORMERS=4.57.6  parity, real, facts or flags with that release, in an environment of its own beside .venv'
+	@echo 'TRANSFORMERS=4.57.6  parity, real, facts, flags or known with that release, in an environment of its own beside .venv'
 	@echo 'BASELINE=my.txt   other versions in .venv than those of fixtures/baseline.txt'
 	@echo 'OFFLINE=1         test without fetching trained checkpoints'
 	@echo 'JOBS=2            how many processes make test uses'

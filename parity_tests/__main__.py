@@ -64,12 +64,29 @@ def flags(arguments: Sequence[str]) -> int:
     return min(flags.show(), 1)
 
 
+def known(arguments: Sequence[str]) -> int:
+    """List the differences that are upstream's own: what, in which releases, and where to read of it."""
+    from parity_tests.harness import differences
+
+    differences.show()
+    return 0
+
+
 def rows(arguments: Sequence[str]) -> int:
     """Run every test, and print which of them show which row of the seeds."""
     return pytest.main(["-q", "--no-header", *_jobs(), "--rows", *arguments])
 
 
-COMMANDS = {"parity": parity, "gpu": gpu, "real": trained, "fetch": fetch, "facts": facts, "flags": flags, "rows": rows}
+COMMANDS = {
+    "parity": parity,
+    "gpu": gpu,
+    "real": trained,
+    "fetch": fetch,
+    "facts": facts,
+    "flags": flags,
+    "known": known,
+    "rows": rows,
+}
 
 
 def main() -> int:

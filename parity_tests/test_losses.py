@@ -99,7 +99,7 @@ def test_it_is_the_formula_by_scalar_loops() -> None:
         times = sum(int(expert in row.topk(TOP_K).indices.tolist()) for row in kept) / len(kept)
         expected += EXPERTS * times * sum(row.softmax(0)[expert].item() for row in kept) / len(kept)
     assert load_balancing_loss(layers, TOP_K, real).item() == pytest.approx(expected, rel=1e-14)
-    assert load_balancing_loss(layers, TOP_K).item() != pytest.approx(expected, rel=1e-3), "padding does not show here"
+    assert load_balancing_loss(layers, TOP_K).item() != pytest.approx(expected, rel=1e-4), "padding does not show here"
 
 
 def test_language_model_loss_by_scalar_loops() -> None:

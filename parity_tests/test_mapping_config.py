@@ -151,7 +151,7 @@ def test_published_sizes(file: Path) -> None:
     raw = {key: value for key, value in json.loads(file.read_text()).items() if key != "quantization_config"}
     family, config = parse_config(raw, "hf")
     sources = plan_for(family, config, "hf").sources
-    theirs = on_disk(in_memory(empty_model(raw)))
+    theirs = on_disk(in_memory(empty_model(raw)), raw["model_type"])
     assert {name: t.shape for name, t in sources.items()} == {name: t.shape for name, t in theirs.items()}
     again = render_config(family, config, torch.bfloat16)
     assert parse_config(again, "hf")[1] == config

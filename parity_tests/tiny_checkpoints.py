@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,15 @@ def in_memory(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name in state}
 
 
-def on_disk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+MIXTRALS_OWN = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+"""What its files call the parts of a mixture."""
+
+
+def on_disk(tensors: Mapping[str, Tensor], model_type: str = "") -> dict[str, Tensor]:
     """The same as the hub has it, experts one by one."""
-    return {name: t for item in tensors.items() for name, t in _experts_apart(*item)}
+    own = MIXTRALS_OWN if model_type == "mixtral" else {}
+    apart = (pair for item in tensors.items() for pair in _experts_apart(*item))
+    return {reduce(lambda name, old: name.replace(old, own[old]), own, name): t for name, t in apart}
 
 
 def _experts_apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

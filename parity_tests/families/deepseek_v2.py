@@ -41,6 +41,7 @@ FAMILY = Family(
     rows=("M4", "G1"),
     inert={"pretraining_tp": "nothing reads it"},
     known=(
+        *shared.WAYS_KNOWN,
         *shared.YARN_KNOWN,
         *latent.KNOWN,
         Known(

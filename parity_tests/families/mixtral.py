@@ -23,7 +23,7 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
-    known=mixtures.KNOWN,
+    known=(*mixtures.KNOWN, *shared.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

@@ -35,6 +35,7 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     known=(
+        *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         Known(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
@@ -43,6 +44,13 @@ FAMILY = Family(
             variants=("top-layers",),
             link="no issue known",
             explained="the other layers have the window",
+        ),
+        Known(
+            name="several texts in one row see each other",
+            sites=("packed.bare",),
+            until="5.0.0",
+            downstream=False,
+            link="measured with 4.57.6: its mask does not look at positions",
         ),
         Known(
             name="neither max_window_layers nor layer_types is read, and every layer has the window",

@@ -34,6 +34,7 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     known=(
+        *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         Known(
             name="max_window_layers is not read, and every layer has the window",

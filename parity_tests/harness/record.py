@@ -162,10 +162,13 @@ class Known:
     downstream: bool = True
     explained: str | None = None
 
+    def in_release(self, version: str) -> bool:
+        """Whether a release has it."""
+        return Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
+
     def concerns(self, variant: str, version: str) -> bool:
-        """Whether it is to be expected in this release."""
-        inside = Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
-        return inside and any(fnmatchcase(variant, pattern) for pattern in self.variants)
+        """Whether it is to be expected of a variant in this release."""
+        return self.in_release(version) and any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def at(self, kind: str) -> bool:
         """Whether a kind of site, or a site of a cache or of generation, is one of its own."""

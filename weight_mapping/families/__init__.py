@@ -5,12 +5,7 @@ from pkgutil import iter_modules
 
 from weight_mapping.family import Family
 
-_MODULES = []
-for module in iter_modules(__path__):
-    try:
-        _MODULES.append(import_module(f"{__name__}.{module.name}"))
-    except Exception as error:  # TEMPORARY-TOLERANCE
-        print(f"WORK IN PROGRESS: table {module.name} does not import: {error!r}", file=__import__("sys").stderr)
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 
-FAMILIES: dict[str, Family] = {name: m.FAMILY for m in _MODULES if hasattr(m, "FAMILY") for name in m.FAMILY.layouts["hf"].names}
+FAMILIES: dict[str, Family] = {name: m.FAMILY for m in _MODULES for name in m.FAMILY.layouts["hf"].names}
 """By the `model_type` of config.json."""
