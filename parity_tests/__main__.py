@@ -23,13 +23,13 @@ def _jobs() -> list[str]:
 
 
 def parity(arguments: Sequence[str]) -> int:
-    """The main job: every family against the installed transformers, and what trained checkpoints there are."""
-    return pytest.main(["-q", "--no-header", *_jobs(), "--trained", *REPORT, *COMPARISONS, *arguments])
+    """The main job: every family against the installed transformers."""
+    return pytest.main(["-q", "--no-header", *_jobs(), *REPORT, *COMPARISONS, *arguments])
 
 
 def gpu(arguments: Sequence[str]) -> int:
     """The same on CUDA, in one process: two would share the device."""
-    return pytest.main(["-q", "--device", "cuda", "--trained", *REPORT, *COMPARISONS, *arguments])
+    return pytest.main(["-q", "--device", "cuda", *REPORT, *COMPARISONS, *arguments])
 
 
 def trained(arguments: Sequence[str]) -> int:

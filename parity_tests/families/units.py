@@ -121,8 +121,8 @@ LLAMA_ATTENTION = Unit(
     rows=("A3", "A6"),
     feed=attention_input,
     sites=(
-        Site("keys", "b g t e", lambda c: c.cached and c.cached[0]),
-        Site("values", "b g t e", lambda c: c.cached and c.cached[1]),
+        Site("keys", "b g t e", lambda c: c.cached[0] if c.cached else None),
+        Site("values", "b g t e", lambda c: c.cached[1] if c.cached else None),
         Site("probs", "b h s t", lambda c: c.output[1], absent=NO_PROBABILITIES),
         output("b s d"),
     ),
