@@ -103,7 +103,8 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
     """Puts outcomes on record, and fails with a message that a person can act on."""
     from parity_tests.harness.recorder import Recorder
 
-    return Recorder(request, request.config.pluginmanager.get_plugin("parity-verdict").results)
+    verdict: Any = request.config.pluginmanager.get_plugin("parity-verdict")
+    return Recorder(request, verdict.results)
 
 
 class Verdict:
@@ -112,18 +113,18 @@ class Verdict:
     def __init__(self, config: pytest.Config):
         self.config = config
         self.results: list[Result] = []
-        self.rows: list[rows.Outcome] = []
+        self.rows: list[Any] = []  # a test's outcome and its rows
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and not is_controller(self.config):
-            self.rows += [(report.outcome, value) for name, value in report.user_properties if name == "rows"]
+            self.rows += [(str(report.outcome), value) for name, value in report.user_properties if name == "rows"]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker is done; one that crashed has nothing to hand over, and fails its tests."""
         given = getattr(node, "workeroutput", {})
         self.results += [Result(*values) for values in given.get("results", ())]
-        self.rows += [(outcome, list(shown)) for outcome, shown in given.get("rows", ())]
+        self.rows += given.get("rows", ())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         device, folder = self.config.option.device, self.config.option.report
@@ -138,8 +139,9 @@ class Verdict:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A row that no test shows fails the suite."""
-        if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
+        handed_over: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
+        if handed_over is not None:
+            handed_over |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
         elif self.config.option.rows and not rows.all_shown(self.rows):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 

@@ -296,8 +296,8 @@ LONGROPE = {
     "original_max_position_embeddings": 32,
 }
 WRONG_CONFIGS = {
-    "model_type": ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; supported are deepseek_v3, llama"),
-    "no-model_type": ({"model_type": None}, "lacks the key 'model_type'; add it, one of deepseek_v3, llama"),
+    "model_type": ({"model_type": "gpt9"}, "model_type 'gpt9' is not supported; supported are bart, bert, deepseek_v2, deepseek_v3, fnet, gpt2, llama"),
+    "no-model_type": ({"model_type": None}, "lacks the key 'model_type'; add it, one of bart, bert, deepseek_v2, deepseek_v3, fnet, gpt2, llama"),
     "unknown-key": ({"qk_norm": True}, "the key 'qk_norm' is unknown and could change the maths"),
     "kind": ({"hidden_size": "24"}, 'hidden_size is "24" and must be a whole number above 0'),
     "true-is-no-number": ({"num_attention_heads": True}, "num_attention_heads is true and must be a whole number"),
@@ -310,7 +310,7 @@ WRONG_CONFIGS = {
         'quantization_config is {"bits": 4}, and only null is supported',
     ),
     "partial-rotary": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and only null or 1 is supported"),
-    "activation": ({"hidden_act": "gelu"}, 'hidden_act "gelu" is not one of silu'),
+    "activation": ({"hidden_act": "mish"}, 'hidden_act "mish" is not one of silu'),
     "kv-heads": ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
     "odd-head": ({"head_dim": 7}, "head_dim 7 is odd, and RoPE turns pairs"),
     "no-head_dim": (

@@ -1,10 +1,11 @@
 """Greedy decoding with a cache. Seed 2, 3.1: one token at a time, each read once."""
 
 from inspect import signature
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def positions_of(real: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
@@ -14,7 +15,7 @@ def positions_of(real: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 
 @torch.no_grad()
 def generate_greedy(
-    model: nn.Module,
+    model: Any,
     ids: Int[Tensor, "b s"],
     *,
     n_new: int,
@@ -24,8 +25,9 @@ def generate_greedy(
 ) -> Int[Tensor, "b n"]:
     """The `n_new` most likely tokens after `ids`, one by one.
 
-    real: False for padding on the left. eos: a row that produced one of these goes on with the first of them, and
-    decoding stops when every row has. beside: what the model reads besides, as a source or a memory, at every step alike.
+    model: one that has `new_cache` and reads token by token. real: False for padding on the left. eos: a row that produced
+    one of these goes on with the first of them, and decoding stops when every row has. beside: what the model reads
+    besides, as a source or a memory, at every step alike.
     """
     placed = "positions" in signature(model.forward).parameters  # a model may number its tokens by itself
     cache, out, step = model.new_cache(), [], ids

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 import weight_mapping
 from fixtures import tiny
 from parity_tests.families import FAMILIES
@@ -93,7 +91,7 @@ def reference(case: Case, precision: str | None = None) -> Any:
 
 
 @once
-def twin(case: Case) -> nn.Module:
+def twin(case: Case) -> Any:
     """transformers' model of a case. Errors: hf.Absent."""
     return hf.build(case.hf_class, case.source, case.precision, case.backend, case.device)
 

@@ -39,7 +39,7 @@ def has_class(name: str) -> bool:
     return hasattr(transformers, name)
 
 
-def build(hf_class: str, source: Path, precision: str, backend: Backend, device: str = "cpu") -> nn.Module:
+def build(hf_class: str, source: Path, precision: str, backend: Backend, device: str = "cpu") -> Any:
     """Load a checkpoint through transformers' own loader, in evaluation mode.
 
     f64: loaded in float32 and widened, so that tables made at construction keep the library's float32 values.
@@ -278,10 +278,10 @@ def run(
         given |= _of_this_call(model, inputs, given, cache)
     with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
         output = model(**given)
-    kept = cache_of(output)
-    if hasattr(kept, "ssm_states") and "ids" in inputs:  # what does not count its tokens
-        kept.tokens_read = getattr(kept, "tokens_read", 0) + inputs["ids"].shape[1]
-    if "logits" not in output:
+    held = cache_of(output)
+    if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
+        held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
+    if not hasattr(output, "logits"):
         output.logits = logits_of(output)
     return output
 

@@ -141,12 +141,13 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     for result in results:
         families[f"{result.family}: {result.variant}" if result.trained else result.family].append(result)
     precisions = [p for p in PRECISIONS if any(r.precision == p for r in results)]
+    levels = [level for level in LEVELS if any(r.level == level for r in results)]
     found = versions()
     title = f"transformers {found['transformers']} against the reference (torch {found['torch']}, {device_name(device)})"
     looks = {"title_justify": "left", "caption_justify": "left", "title_style": "bold", "padding": (0, 1, 0, 0)}
     table = Table(title=title, box=SIMPLE_HEAD, **looks)
     table.add_column("\nfamily", no_wrap=True)
-    for level in LEVELS:
+    for level in levels:
         table.add_column(f"\n{SHORT.get(level, level)}", justify="right", no_wrap=True)
     for precision in precisions:
         table.add_column(f"{precision}\n/bar", justify="right", no_wrap=True)
@@ -156,7 +157,7 @@ def verdict(results: Sequence[Result], device: str) -> Table:
     for family, rows in sorted(families.items()):
         others = (sum(r.verdict == v for r in rows) for v in ("known", "absent", "not covered"))
         cells = [cell for precision in precisions for cell in _precision(rows, precision)]
-        table.add_row(family, *(_level(rows, level) for level in LEVELS), *cells, *(str(n) if n else "–" for n in others))
+        table.add_row(family, *(_level(rows, level) for level in levels), *cells, *(str(n) if n else "–" for n in others))
     table.caption = _summary(results)
     return table
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parity_tests.harness import hf
-from parity_tests.harness.batches import Batch
+from parity_tests.harness.batches import from_ids
 from parity_tests.harness.record import Backend, Call, Unit
 
 
@@ -56,7 +56,7 @@ class Model(nn.Module):
         x = self.embed(input_ids)
         self.rotary(x, torch.arange(length)[None])
         self.attn(x, attention_mask=mask, output_attentions=output_attentions)
-        return SimpleNamespace(past_key_values=((x, -x),))
+        return SimpleNamespace(logits=x, past_key_values=((x, -x),))
 
 
 UNITS = [
@@ -66,7 +66,7 @@ UNITS = [
 
 
 def traced(model: nn.Module, length: int) -> dict[str, Call]:
-    batch = Batch(name="", ids=torch.arange(length)[None] % 7)
+    batch = from_ids("", torch.arange(length)[None] % 7)
     return hf.trace(model.double(), "f64", batch, UNITS)
 
 

@@ -55,14 +55,18 @@ def test_booleans_must_be_equal() -> None:
 
 def test_padding_is_left_out_of_every_kind_of_axis() -> None:
     real = torch.tensor([[True, False, True]])
-    assert select(torch.zeros(1, 3, 5), "b s d", real, real).shape == (2, 5)
-    assert select(torch.zeros(1, 4, 3, 5), "b g t e", real, real).shape == (2, 4, 5)
-    assert select(torch.zeros(1, 4, 3, 3), "b h s t", real, real).shape == (2, 4, 3)
+    assert select(torch.zeros(1, 3, 5), "b s d", {"s": real}).shape == (2, 5)
+    assert select(torch.zeros(1, 4, 3, 5), "b g t e", {"s": real}).shape == (2, 4, 5)
+    assert select(torch.zeros(1, 4, 3, 3), "b h s t", {"s": real}).shape == (2, 4, 3)
+    assert select(torch.zeros(3, 7), "n x", {"s": real}).shape == (2, 7)
+    assert select(torch.zeros(1, 3, 5), "b m d", {"m": real}).shape == (2, 5)
+    assert select(torch.zeros(1, 4, 2, 3), "b h s m", {"s": real[:, :2], "m": real}).shape == (1, 4, 3)
+    assert select(torch.zeros(1, 5), "b d", {"s": real}).shape == (1, 5)
 
 
 def test_a_shared_row_is_compared_with_every_row() -> None:
     real = torch.ones(2, 3, dtype=torch.bool)
-    assert select(torch.zeros(1, 3, 5), "b s p", real, real).shape == (6, 5)
+    assert select(torch.zeros(1, 3, 5), "b s p", {"s": real}).shape == (6, 5)
 
 
 def test_the_worse_outcome_is_reported_and_bits_are_equal_only_in_both() -> None:
