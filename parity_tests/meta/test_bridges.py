@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 UNITS = [
     Unit(name="rope", hf="rotary", level="block", sites=()),
-    Unit(name="layers.0.attn", hf="attn", level="block", sites=()),
+    Unit(name="layers.0.attn", hf="attn", level="block", sites=(), layer=0),
 ]
 
 
