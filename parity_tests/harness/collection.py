@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
 from parity_tests.harness.points import Options, cases, config_of, deviation_cases, points, rounded, usual
 from parity_tests.harness.record import Family
@@ -26,9 +29,23 @@ def options_of(config: pytest.Config) -> Options:
     )
 
 
+def families_of(metafunc: pytest.Metafunc, options: Options) -> list[str] | None:
+    """The families that `-k` can select: a word that is part of families' names means those, and no test of another is made.
+    None for all.
+    """
+    words = re.split(r"\s+and\s+", metafunc.config.option.keyword.strip().lower())
+    if not all(re.fullmatch(r"(not\s+)?[\w.]+", word) for word in words):
+        return options.families  # any other expression is left to pytest
+    outside = " ".join([metafunc.definition.nodeid, *(mark.name for mark in metafunc.definition.iter_markers())]).lower()
+    named = [{name for name in FAMILIES if word in name} for word in words if word not in outside]
+    chosen = set.intersection(set(options.families or FAMILIES), *filter(None, named))
+    return [name for name in FAMILIES if name in chosen]
+
+
 def parametrize(metafunc: pytest.Metafunc) -> None:
     """Give a test its points, its deviations or its cases."""
     options = options_of(metafunc.config)
+    options = replace(options, families=families_of(metafunc, options))
     if "point" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("level")
         found = points(options, marker.args[0]) if marker else []

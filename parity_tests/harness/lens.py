@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _OLD_NAMES = ("torch.FloatTensor", "torch.cuda.FloatTensor")
+_SAYS_A_DTYPE = frozenset({torch.dtype, str, type(torch.FloatTensor)})
 
 
 def _is_float32(value: Any) -> bool:
@@ -30,11 +31,13 @@ class Lens(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
             func = Tensor.double
-        args = [torch.float64 if _is_float32(arg) else arg for arg in args]
-        if kwargs:
+        if not _SAYS_A_DTYPE.isdisjoint(map(type, args)):  # asked of every operation, so it has to be quick
+            args = [torch.float64 if _is_float32(arg) else arg for arg in args]
+        if not kwargs:
+            return func(*args)
+        if not _SAYS_A_DTYPE.isdisjoint(map(type, kwargs.values())):
             kwargs = {name: torch.float64 if _is_float32(value) else value for name, value in kwargs.items()}
-            return func(*args, **kwargs)
-        return func(*args)
+        return func(*args, **kwargs)
 
 
 class Leaks(TorchDispatchMode):

@@ -57,7 +57,7 @@ def cases(options: Options, precisions: tuple[str, ...]) -> list[Case]:
     found = []
     if not options.checkpoints:
         for family in FAMILIES.values():
-            if options.families and family.name not in options.families:
+            if options.families is not None and family.name not in options.families:
                 continue
             found += [
                 Case(family.name, variant, precision, backend, options.device)

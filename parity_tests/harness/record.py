@@ -12,6 +12,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from parity_tests.harness.batches import Reads
+from parity_tests.harness.memory import of_model
 from parity_tests.harness.names import kind_of
 
 
@@ -135,10 +136,14 @@ class Deviation:
         return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def of(self, model: nn.Module) -> Any:
-        """A copy of `model` that departs; it shares the weights."""
-        copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-        self.apply(copied)
-        return copied
+        """A copy of `model` that departs, made once; it shares the weights."""
+
+        def make() -> nn.Module:
+            copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+            self.apply(copied)
+            return copied
+
+        return of_model(model, self, make)
 
 
 @dataclass(frozen=True, kw_only=True)
