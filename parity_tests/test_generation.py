@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, Pads, rows_of
-from parity_tests.harness.case import Case, reads
+from parity_tests.harness.case import Case, reads, twin
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
@@ -40,6 +41,16 @@ def test_greedy(case: Case, recorder: Recorder) -> None:
     with recorder.crashing(case, "greedy"):
         theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), n_new(case))
     recorder.check(case, "greedy", under_lens(theirs, mine))
+
+
+def test_from_a_prefilled_cache(case: Case, recorder: Recorder) -> None:
+    """The beginning of the prompt was read before: what follows is what follows from all of it."""
+    recorder.run(case, "accumulated", "prefilled")
+    if reads(case).source or not hf.keeps_a_cache(twin(case)):
+        pytest.skip("only a cache of keys and values of a text is handed to generate")
+    with recorder.crashing(case, "prefilled"):
+        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), n_new(case), read=13)
+    recorder.check(case, "prefilled", under_lens(theirs, mine))
 
 
 def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) -> None:

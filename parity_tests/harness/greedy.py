@@ -12,8 +12,13 @@ from parity_tests.harness.shapes import unchecked
 from reference_impl.generation import generate_greedy
 
 
-def generate_both(case: Case, prompt: Batch, n_new: int, *, eos: int | None = None) -> tuple[Tensor, Tensor]:
-    """transformers' and the reference's continuation (b, n_new) of a prompt; shorter when every row met `eos`."""
+def generate_both(
+    case: Case, prompt: Batch, n_new: int, *, eos: int | None = None, read: int = 0
+) -> tuple[Tensor, Tensor]:
+    """transformers' and the reference's continuation (b, n_new) of a prompt; shorter when every row met `eos`.
+
+    read: transformers is given a cache of so many tokens of the prompt.
+    """
     model = reference(case)
 
     def mine() -> Tensor:
@@ -22,5 +27,5 @@ def generate_both(case: Case, prompt: Batch, n_new: int, *, eos: int | None = No
 
     key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
     options = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}
-    theirs = hf.generate(twin(case), case.precision, prompt, n_new, **options)
+    theirs = hf.generate(twin(case), case.precision, prompt, n_new, read=read, **options)
     return theirs, of_model(model, key, mine)

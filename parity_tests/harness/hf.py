@@ -171,6 +171,11 @@ WITH_SOURCE = {
 """What transformers calls the inputs of a batch; of an encoder-decoder model, where the source has the first names."""
 
 
+def keeps_a_cache(model: Any) -> bool:
+    """Whether a model keeps keys and values, and not a state."""
+    return takes(model, "cache") or takes(model, "past_key_values")
+
+
 def takes(model: Any, name: str) -> bool:
     """Whether a model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
@@ -286,9 +291,16 @@ def run(
     return output
 
 
-def generate(model: Any, precision: str, prompt: Batch, n_new: int, **options: Any) -> Tensor:
-    """Greedy continuation (b, n_new) by transformers' own generate; of a source, without the token that it starts from."""
+def generate(model: Any, precision: str, prompt: Batch, n_new: int, *, read: int = 0, **options: Any) -> Tensor:
+    """Greedy continuation (b, n_new) by transformers' own generate; of a source, without the token that it starts from.
+
+    read: so many tokens of the prompt were read before, and generate is given the cache that they left.
+    """
     forget(model)
+    if read:
+        before = {name: x[:, :read] if name in ("ids", "real") else x for name, x in prompt.inputs.items()}
+        name = next(name for name in CACHES if takes(model, name))
+        options = {name: cache_of(run(model, precision, before)), **options}
     given: dict[str, Any] = named(model, {name: x for name, x in prompt.inputs.items() if name in ("ids", "real")})
     given.setdefault("attention_mask", torch.ones_like(prompt.inputs["ids"]))
     if prompt.source is not None:
