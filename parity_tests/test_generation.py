@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.one_backend,
     pytest.mark.rounding_once,
     pytest.mark.causal,
+    pytest.mark.shallow,
 ]
 
 

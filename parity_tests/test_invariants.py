@@ -21,7 +21,7 @@ from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.shapes import unchecked
 from weight_mapping.loading import parameters_of
 
-pytestmark = [pytest.mark.level("invariant"), pytest.mark.precisions("f64"), pytest.mark.tiny]
+pytestmark = [pytest.mark.level("invariant"), pytest.mark.precisions("f64"), pytest.mark.tiny, pytest.mark.shallow]
 
 Side = Callable[[Mapping[str, Tensor]], Tensor]
 """From inputs to logits."""

@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.precisions("f64"),
     pytest.mark.one_backend,
     pytest.mark.tiny,
+    pytest.mark.shallow,
 ]
 
 

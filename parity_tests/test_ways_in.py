@@ -16,7 +16,7 @@ from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.shapes import unchecked
 from reference_impl.mask import causal_mask, padding_mask, window_mask
 
-pytestmark = [pytest.mark.level("ways in"), pytest.mark.precisions("f64"), pytest.mark.tiny]
+pytestmark = [pytest.mark.level("ways in"), pytest.mark.precisions("f64"), pytest.mark.tiny, pytest.mark.shallow]
 
 
 def mine(case: Case, inputs: dict[str, Tensor]) -> Tensor:

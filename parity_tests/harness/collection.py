@@ -10,7 +10,7 @@ import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, cases, config_of, deviation_cases, points, rounded, usual
+from parity_tests.harness.points import Options, cases, config_of, deviation_cases, is_deep, points, rounded, usual
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 
@@ -65,6 +65,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if case.trained]
         if metafunc.definition.get_closest_marker("tiny"):
             found = [case for case in found if not case.trained]
+        if metafunc.definition.get_closest_marker("shallow"):
+            found = [case for case in found if case.trained or not is_deep(case.family, case.variant)]
         if field := metafunc.definition.get_closest_marker("has"):
             found = [case for case in found if hasattr(config_of(case), field.args[0])]
         if metafunc.definition.get_closest_marker("causal"):

@@ -89,7 +89,9 @@ def _asked_of_trained(family: Family, options: Options) -> list[Backend]:
 
 
 DEEP = 10
-"""A variant of more layers than this shows their order, and a backend shows nothing there that it does not elsewhere."""
+"""A variant of more layers than this shows their order: in blocks, layers, models and caches. A backend, generation, training
+and the invariants show nothing there that they do not elsewhere.
+"""
 
 ROUNDED = 2
 """So many variants of a family, the first ones, are compared in every precision and with every backend. What rounding does
@@ -99,12 +101,18 @@ and in float32 and bfloat16 with one.
 
 
 @cache
+def is_deep(family: str, variant: str) -> bool:
+    """Whether a variant has more than `DEEP` layers."""
+    config = parse_config(FAMILIES[family].variants[variant], "hf")[1]
+    return vars(config).get("n_layers", 0) > DEEP
+
+
+@cache
 def backends_of(family: str, variant: str, precision: str) -> tuple[Backend, ...]:
     """The backends that a variant is compared with in a precision."""
     record = FAMILIES[family]
     fitting = tuple(b for b in record.backends if b.serves(variant) and precision in b.precisions)
-    config = parse_config(record.variants[variant], "hf")[1]
-    if vars(config).get("n_layers", 0) > DEEP:
+    if is_deep(family, variant):
         return fitting[:1]
     if precision == "f64" or list(record.variants).index(variant) < ROUNDED:
         return fitting

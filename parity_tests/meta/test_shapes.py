@@ -25,6 +25,8 @@ def test_a_wrong_dtype_is_refused() -> None:
 
 
 @pytest.mark.causal
+@pytest.mark.one_backend
+@pytest.mark.shallow
 @pytest.mark.precisions("f64")
 def test_shapes_hold_over_a_cache(case: Case) -> None:
     model = reference(case)
