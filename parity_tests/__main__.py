@@ -24,7 +24,7 @@ def _jobs() -> list[str]:
 
 def parity(arguments: Sequence[str]) -> int:
     """The main job: every family against the installed transformers."""
-    return pytest.main(["-q", "--no-header", *_jobs(), *REPORT, *COMPARISONS, *arguments])
+    return pytest.main(["-q", "--no-header", "--no-shapes", *_jobs(), *REPORT, *COMPARISONS, *arguments])
 
 
 def gpu(arguments: Sequence[str]) -> int:
