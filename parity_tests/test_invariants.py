@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -12,51 +11,16 @@ import torch
 from torch import Tensor
 
 import weight_mapping
-from parity_tests.harness import hf, ours
+from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Case, batches_of, reads, reference, twin
+from parity_tests.harness.case import Case, batches_of, reads, reference
 from parity_tests.harness.compare import Outcome, refused, under_lens, worse
-from parity_tests.harness.points import backends_of, usual
+from parity_tests.harness.points import backends_of
 from parity_tests.harness.recorder import Recorder
-from parity_tests.harness.shapes import unchecked
+from parity_tests.harness.sides import batch_of, both, theirs
 from weight_mapping.loading import parameters_of
 
 pytestmark = [pytest.mark.level("invariant"), pytest.mark.precisions("f64"), pytest.mark.tiny, pytest.mark.shallow]
-
-Side = Callable[[Mapping[str, Tensor]], Tensor]
-"""From inputs to logits."""
-
-
-def their_side(case: Case) -> Side:
-    model = twin(case)
-
-    def read(inputs: Mapping[str, Tensor]) -> Tensor:
-        hf.forget(model)
-        return hf.run(model, "f64", inputs).logits
-
-    return read
-
-
-def my_side(case: Case) -> Side:
-    model = reference(case)
-
-    def read(inputs: Mapping[str, Tensor]) -> Tensor:
-        with torch.no_grad(), unchecked():
-            return ours.read(model, inputs)
-
-    return read
-
-
-def sides(case: Case) -> list[Side]:
-    """Both; the reference, which has no backends, once."""
-    return [their_side(case), my_side(case)] if usual(case) else [their_side(case)]
-
-
-def batch_of(case: Case, name: str) -> Batch:
-    found = [batch for batch in batches_of(case) if batch.name == name]
-    if not found:
-        pytest.skip(f"such a model reads nothing {name}")
-    return found[0]
 
 
 def all_of(outcomes: list[Outcome]) -> Outcome:
@@ -83,7 +47,7 @@ def test_a_padded_row_is_the_row_alone(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "padded-alone")
     batch = batch_of(case, "padded")
     found = []
-    for side in sides(case):
+    for side in both(case):
         whole = side(batch.inputs)
         for row in range(batch.rows):
             if not reads(case).shiftable and any(not real[row, 0] for real in batch.keep.values()):
@@ -104,7 +68,7 @@ def test_what_padding_holds_changes_nothing(case: Case, recorder: Recorder) -> N
     if given.memory:
         memory = batch.inputs["memory"].masked_fill(~batch.keep["m"][..., None], 3.0)
         other = Batch(name=batch.name, inputs={**other.inputs, "memory": memory})
-    for side in sides(case):
+    for side in both(case):
         found.append(under_lens(batch.kept(side(other.inputs)), batch.kept(side(batch.inputs))))
     recorder.check(case, "padding-content", all_of(found))
 
@@ -115,7 +79,7 @@ def test_the_future_changes_nothing(case: Case, recorder: Recorder) -> None:
     batch = batch_of(case, "plain")
     later = torch.arange(batch.length).expand(batch.rows, -1) >= 9
     other = changed(batch, "ids", later, reads(case).vocab_size)
-    found = [under_lens(side(other.inputs)[:, :9], side(batch.inputs)[:, :9]) for side in sides(case)]
+    found = [under_lens(side(other.inputs)[:, :9], side(batch.inputs)[:, :9]) for side in both(case)]
     recorder.check(case, "causality", all_of(found))
 
 
@@ -124,7 +88,7 @@ def test_the_same_call_twice_and_its_inputs_untouched(case: Case, recorder: Reco
     found = []
     for batch in batches_of(case)[:2]:
         given = {name: x.clone() for name, x in batch.inputs.items()}
-        for side in sides(case):
+        for side in both(case):
             first = side(given)
             found.append(under_lens(side(given), first))
             assert all(torch.equal(given[name], x) for name, x in batch.inputs.items()), "an input was changed in place"
@@ -139,7 +103,7 @@ def test_positions_shifted(case: Case, recorder: Recorder) -> None:
     batch = batch_of(case, "plain")
     steps = torch.arange(batch.length).expand(batch.rows, -1)
     near, far = ({**batch.inputs, "positions": steps + by} for by in (0, 5))
-    found = [under_lens(side(far), side(near)) for side in sides(case)]
+    found = [under_lens(side(far), side(near)) for side in both(case)]
     recorder.check(case, "shifted", all_of(found))
 
 
@@ -150,7 +114,7 @@ def test_attention_implementations_agree(case: Case, recorder: Recorder) -> None
     recorder.run(case, "accumulated", "implementations")
     found = []
     for batch in batches_of(case):
-        a, b = (batch.kept(their_side(one)(batch.inputs)) for one in (case, first))
+        a, b = (batch.kept(theirs(one, batch.inputs)) for one in (case, first))
         found.append(under_lens(a, b))
     recorder.check(case, "implementations", all_of(found))
 
@@ -175,7 +139,7 @@ def test_saved_and_loaded(case: Case, recorder: Recorder, tmp_path: Path) -> Non
             continue
         for name, parameter in parameters_of(model).items():
             assert torch.equal(parameters_of(again)[name], parameter), f"{name} was changed by {folder.name}"
-        theirs = hf.build(case.hf_class, folder, "f64", case.backend)
-        hf.forget(theirs)
-        found.append(under_lens(hf.run(theirs, "f64", batch.inputs).logits, their_side(case)(batch.inputs)))
+        loaded = hf.build(case.hf_class, folder, "f64", case.backend)
+        hf.forget(loaded)
+        found.append(under_lens(hf.run(loaded, "f64", batch.inputs).logits, theirs(case, batch.inputs)))
     recorder.check(case, "saved", all_of(found))

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
-from parity_tests.harness import hf, ours
-from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Case, batches_of, reads, reference, twin
+from parity_tests.harness import hf
+from parity_tests.harness.case import Case, reads, reference, twin
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.recorder import Recorder
-from parity_tests.harness.shapes import unchecked
+from parity_tests.harness.sides import batch_of, mine, theirs
 from reference_impl.mask import causal_mask, padding_mask, window_mask
 
 pytestmark = [pytest.mark.level("ways in"), pytest.mark.precisions("f64"), pytest.mark.tiny, pytest.mark.shallow]
-
-
-def mine(case: Case, inputs: dict[str, Tensor]) -> Tensor:
-    with torch.no_grad(), unchecked():
-        return ours.read(reference(case), inputs)
-
-
-def theirs(case: Case, inputs: dict[str, Tensor], **options: Any) -> Tensor:
-    model = twin(case)
-    hf.forget(model)
-    return hf.run(model, "f64", inputs, **options).logits
-
-
-def batch_of(case: Case, name: str) -> Batch:
-    found = [batch for batch in batches_of(case) if batch.name == name]
-    if not found or found[0].ids is None:
-        pytest.skip(f"such a model reads nothing {name}")
-    return found[0]
 
 
 def test_embeddings_instead_of_ids(case: Case, recorder: Recorder) -> None:

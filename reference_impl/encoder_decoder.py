@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reference_impl.cache import KVCache
 from reference_impl.losses import IGNORED
-from reference_impl.mask import causal_mask, padding_mask
+from reference_impl.mask import causal_mask, padding_mask_or_all
 from reference_impl.site import Site
 
 
@@ -58,12 +58,12 @@ class Stack(nn.Module):
         """real: False for padding, over the cached tokens too. A decoder's `cache` is read, and added to."""
         past = cache.length if cache is not None else 0
         slots = torch.arange(past + ids.shape[1], device=ids.device)  # as (t,)
-        visible = self._visible(real, len(ids), len(slots), ids.device)  # as (b, 1, 1, t)
+        visible = padding_mask_or_all(real, len(ids), len(slots), ids.device)  # as (b, 1, 1, t)
         if self.causal:
             visible = visible & causal_mask(slots[past:], slots)  # as (b, 1, s, t)
         visible, memory_visible = self.mask(visible), None
         if memory is not None:
-            memory_visible = self._visible(memory_real, len(ids), memory.shape[1], ids.device)
+            memory_visible = padding_mask_or_all(memory_real, len(ids), memory.shape[1], ids.device)
             memory_visible = self.memory_mask(memory_visible)  # as (b, 1, 1, m)
 
         x = self.embed(ids) * self.scale  # as (b, s, d)
@@ -78,12 +78,6 @@ class Stack(nn.Module):
             held = cache.layers[i] if cache is not None else None
             x = layer(x, visible, memory=memory, memory_visible=memory_visible, bias=bias, cache=held)
         return x if self.norm is None else self.norm_dropout(self.norm(x))
-
-    def _visible(
-        self, real: Bool[Tensor, "b t"] | None, rows: int, length: int, device: torch.device
-    ) -> Bool[Tensor, "b 1 1 t"]:
-        """What is no padding; everything, where none is told."""
-        return padding_mask(torch.ones(rows, length, dtype=torch.bool, device=device) if real is None else real)
 
 
 class EncoderDecoder(nn.Module):

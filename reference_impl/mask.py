@@ -1,5 +1,6 @@
 """Which key a query may look at, as booleans built from positions."""
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -19,6 +20,13 @@ def window_mask(query_slots: Int[Tensor, " s"], key_slots: Int[Tensor, " t"], wi
 def padding_mask(real: Bool[Tensor, "b t"]) -> Bool[Tensor, "b 1 1 t"]:
     """PaddingMask: no query sees a key that is padding. Seed 1, "CrossAttention"."""
     return real[:, None, None, :]
+
+
+def padding_mask_or_all(
+    real: Bool[Tensor, "b t"] | None, rows: int, length: int, device: torch.device
+) -> Bool[Tensor, "b 1 1 t"]:
+    """PaddingMask; everything is visible where nothing is told."""
+    return padding_mask(torch.ones(rows, length, dtype=torch.bool, device=device) if real is None else real)
 
 
 def wait_k_mask(query_slots: Int[Tensor, " s"], key_slots: Int[Tensor, " m"], k: int) -> Bool[Tensor, "1 1 s m"]:

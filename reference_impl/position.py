@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from reference_impl.precision import wide_dtype, widen
-from reference_impl.rope_scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN  # noqa: F401 - for callers
+from reference_impl.rope_scaling import Unscaled
 from reference_impl.site import Site
 
 Pairing = Literal["halves", "pairs", "gathered", "complex"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -96,7 +96,6 @@ class Reads:
     source: int = 0
     start: int = 0
     shiftable: bool = True
-    more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def batch(self, name: str, shape: tuple[int, int], pads: Pads | None = None, positions: Tensor | None = None) -> Batch:
         """Tokens (b, s), padded so, and whatever else this model reads beside them."""

@@ -100,11 +100,9 @@ and in float32 and bfloat16 with one.
 """
 
 
-@cache
 def is_deep(family: str, variant: str) -> bool:
     """Whether a variant has more than `DEEP` layers."""
-    config = parse_config(FAMILIES[family].variants[variant], "hf")[1]
-    return vars(config).get("n_layers", 0) > DEEP
+    return getattr(config_at(family, variant), "n_layers", 0) > DEEP
 
 
 @cache
@@ -152,18 +150,16 @@ def points(options: Options, level: str) -> list[Point]:
     found = []
     for case in cases(options, PRECISIONS):
         for mode in ("isolated", "accumulated") if case.precision == "f64" else ("both",):
-            for kind, its_level, fed in kinds_of(case.family, case.source if case.trained else case.variant):
+            for kind, its_level, fed in kinds_of(case.family, case.variant):
                 if its_level == level and (fed or mode != "isolated"):
                     found.append(Point(case, mode if fed else "accumulated", kind))
     return found
 
 
 @cache
-def kinds_of(family: str, variant: str | Path) -> list[tuple[str, str, bool]]:
+def kinds_of(family: str, variant: str) -> list[tuple[str, str, bool]]:
     """The kinds of sites of a variant, or of a trained checkpoint."""
-    path = variant if isinstance(variant, Path) else None
-    config = read_config(open_checkpoint(path))[1] if path else parse_config(FAMILIES[family].variants[str(variant)], "hf")[1]
-    return FAMILIES[family].kinds(config)
+    return FAMILIES[family].kinds(config_at(family, variant))
 
 
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
@@ -179,8 +175,13 @@ def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
 
 
 @cache
+def config_at(family: str, variant: str) -> Any:
+    """The reference's config of a variant, or of a trained checkpoint, without its weights."""
+    if variant.startswith(TRAINED):
+        return read_config(open_checkpoint(variant.removeprefix(TRAINED)))[1]
+    return parse_config(FAMILIES[family].variants[variant], "hf")[1]
+
+
 def config_of(case: Case) -> Any:
-    """The reference's config of a case, without its weights."""
-    if case.trained:
-        return read_config(open_checkpoint(case.source))[1]
-    return parse_config(case.record.variants[case.variant], "hf")[1]
+    """The same of a case."""
+    return config_at(case.family, case.variant)

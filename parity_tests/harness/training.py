@@ -17,11 +17,9 @@ from parity_tests.harness.case import Case, batches_of, reads
 from parity_tests.harness.compare import Outcome, measured, refused
 from parity_tests.harness.memory import once
 from parity_tests.harness.shapes import unchecked
+from reference_impl.losses import IGNORED, language_model_loss
 from weight_mapping.loading import family_of, parameters_of, plan_for
 from weight_mapping.plan import Plan
-
-IGNORED = -100
-"""The label of a token that is not to be learned."""
 
 GRADIENT_BAR = 1e-10
 """Of a difference, relative to the norm of all gradients: some of them are nought but noise."""
@@ -66,7 +64,7 @@ def loss_of(case: Case, logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each label; of a decoder-only model, from the logits of the token before."""
     given = reads(case)
     if given.causal and not given.source:
-        logits, labels = logits[:, :-1], labels[:, 1:]
+        return language_model_loss(logits, labels)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 

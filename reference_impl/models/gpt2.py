@@ -14,7 +14,7 @@ from reference_impl.cache import KVCache
 from reference_impl.embedding import LearnedPositions
 from reference_impl.ffn import FFN
 from reference_impl.layer import TransformerLayer
-from reference_impl.mask import causal_mask, padding_mask
+from reference_impl.mask import causal_mask, padding_mask, padding_mask_or_all
 from reference_impl.norm import LayerNorm
 from reference_impl.site import Site
 
@@ -120,8 +120,7 @@ class GPT2Model(nn.Module):
             visible = visible & padding_mask(real)  # as (b, 1, s, t)
         visible, memory_visible = self.mask(visible), None
         if memory is not None:
-            everything = torch.ones(memory.shape[:2], dtype=torch.bool, device=ids.device)
-            memory_visible = padding_mask(everything if memory_real is None else memory_real)  # as (b, 1, 1, m)
+            memory_visible = padding_mask_or_all(memory_real, len(ids), memory.shape[1], ids.device)  # as (b, 1, 1, m)
 
         x = self.embed(ids) + self.positions(slots[None, past:] if positions is None else positions)  # as (b, s, d)
         if types is not None:
