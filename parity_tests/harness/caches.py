@@ -93,5 +93,5 @@ def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation
 
     if not run.lens or agrees(run.model):
         return None
-    likely_first = sorted(run.case.record.deviations, key=lambda deviation: deviation.site != "cache")
+    likely_first = sorted(run.case.deviations, key=lambda deviation: deviation.site != "cache")
     return next((deviation for deviation in likely_first if agrees(deviation.of(run.model))), None)

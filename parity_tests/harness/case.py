@@ -13,7 +13,7 @@ from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.memory import once
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.harness.record import Backend, Deviation, Family, Known
 from weight_mapping import open_checkpoint
 from weight_mapping.config import read_config
 
@@ -54,6 +54,13 @@ class Case:
     @property
     def record(self) -> Family:
         return FAMILIES[self.family]
+
+    @property
+    def deviations(self) -> list[Deviation]:
+        """Those that may explain a difference here: one that is live in other variants alone changes nothing, or a part that
+        is not there. A trained model is of no variant.
+        """
+        return [each for each in self.record.deviations if self.trained or each.concerns(self.variant)]
 
     @property
     def known(self) -> list[Known]:

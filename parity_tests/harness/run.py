@@ -249,7 +249,7 @@ def explain(run: Run, difference: Difference) -> tuple[Deviation, float] | None:
     """
     if not run.lens:
         return None
-    for deviation in sorted(run.case.record.deviations, key=lambda deviation: deviation.site != difference.kind):
+    for deviation in sorted(run.case.deviations, key=lambda deviation: deviation.site != difference.kind):
         error = _agrees_with(run, difference, deviation)
         if error is not None:
             return deviation, error
