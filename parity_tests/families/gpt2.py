@@ -105,7 +105,7 @@ def _cross_undivided(model: Any) -> None:
 
 
 SCALED = ("base", "by-layer", "untied", "cross")
-BY_LAYER = ("by-layer", "cross")
+BY_LAYER = ("by-layer", "cross", "upcast")
 
 SCALES = (
     Deviation(
@@ -147,7 +147,7 @@ FAMILY = Family(
             sites=("attn", "cross"),
             since="4.42.0",
             until="5.4.0",
-            variants=(*BY_LAYER, "upcast"),
+            variants=BY_LAYER,
             attention=("sdpa",),
             link="https://github.com/huggingface/transformers/pull/44397",
             explained="scores are not divided by layer",

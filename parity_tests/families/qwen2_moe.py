@@ -12,7 +12,7 @@ from parity_tests.harness.record import Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
-EVERY, OTHERS, _ = windows.window_layers(("window",))
+EVERY, OTHERS, _ = windows.window_layers(("window", "top-layers"))
 
 
 def is_sparse(config: Any, layer: int) -> bool:
