@@ -11,16 +11,16 @@ from torch import Tensor
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, cache_batches, twin
-from parity_tests.harness.compare import Outcome, absent, not_covered, refused, select, under_lens, within_budget, worse
+from parity_tests.harness.compare import Outcome, absent, in_precision, not_covered, refused, select, under_lens, worse
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.record import Deviation
 from parity_tests.harness.run import Run
 from parity_tests.harness.schedules import SCHEDULES, read_ours, read_theirs
 
 
-def _judge(run: Run, batch: Batch, axes: str, theirs: Tensor, mine: Tensor, oracle: Tensor) -> Outcome:
-    theirs, mine, oracle = (select(x, axes, batch.keep) for x in (theirs, mine, oracle))
-    return under_lens(theirs, mine) if run.lens else within_budget(theirs, mine, oracle)
+def _real(batch: Batch, axes: str, *sides: Tensor) -> tuple[Tensor, ...]:
+    """Of real tokens."""
+    return tuple(select(x, axes, batch.keep) for x in sides)
 
 
 def _ours(model: Any, batch: Batch, schedule: str) -> tuple[Tensor, Any]:
@@ -34,23 +34,26 @@ def _theirs(case: Case, batch: Batch, schedule: str, static: bool) -> tuple[Tens
     return of_model(model, key, lambda: read_theirs(model, case.precision, batch, SCHEDULES[schedule], static=static))
 
 
-def _logits(run: Run, schedule: str, static: bool) -> Iterator[Outcome]:
+def _logits(run: Run, schedule: str, static: bool) -> list[Outcome]:
     """Of every token: against the other side over this schedule, and against one pass."""
+    between, with_a_pass, alone = [], [], []
     for batch in cache_batches(run.case):
         theirs, _ = _theirs(run.case, batch, schedule, static)
         mine, oracle = (_ours(model, batch, schedule)[0] for model in (run.model, run.oracle))
-        yield _judge(run, batch, "b s v", theirs, mine, oracle)
         pass_mine, pass_oracle = (_ours(model, batch, "pass")[0] for model in (run.model, run.oracle))
+        between.append(_real(batch, "b s v", theirs, mine, oracle))
         if run.lens:
             pass_theirs, _ = _theirs(run.case, batch, "pass", static=False)
-            yield _judge(run, batch, "b s v", theirs, pass_theirs, pass_theirs)
-            yield _judge(run, batch, "b s v", mine, pass_mine, pass_mine)
+            with_a_pass.append(_real(batch, "b s v", theirs, pass_theirs, pass_theirs))
+            alone.append(_real(batch, "b s v", mine, pass_mine, pass_mine))
         else:
-            yield _judge(run, batch, "b s v", theirs, pass_mine, pass_oracle)
+            with_a_pass.append(_real(batch, "b s v", theirs, pass_mine, pass_oracle))
+    return [outcome for inputs in (between, with_a_pass, alone) for outcome in in_precision(inputs, lens=run.lens)]
 
 
 def _held(run: Run, schedule: str) -> Iterator[Outcome]:
     """Keys and values, or what a family keeps instead, of every layer."""
+    places: dict[tuple[int, int], list[Any]] = {}
     for batch in cache_batches(run.case):
         _, cache = _theirs(run.case, batch, schedule, static=False)
         mine, oracle = (_ours(model, batch, schedule)[1] for model in (run.model, run.oracle))
@@ -59,10 +62,13 @@ def _held(run: Run, schedule: str) -> Iterator[Outcome]:
             if held is None:
                 yield absent("transformers returned no cache")
                 continue
-            for value, ours, truth, axes in zip(held, entry.held(), true.held(), run.case.record.holds, strict=False):
-                yield _judge(run, batch, axes, value, ours, truth)
+            each = zip(held, entry.held(), true.held(), run.case.record.holds, strict=False)
+            for i, (value, ours, truth, axes) in enumerate(each):
+                places.setdefault((layer, i), []).append(_real(batch, axes, value, ours, truth))
             if len(held) != len(entry.held()):
                 yield refused(f"transformers holds {len(held)} tensors of a layer, the reference {len(entry.held())}")
+    for inputs in places.values():
+        yield from in_precision(inputs, lens=run.lens)
 
 
 def compare_schedule(run: Run, schedule: str, *, static: bool, held: bool = False) -> Outcome:
@@ -89,7 +95,7 @@ def explain_schedule(run: Run, schedule: str, theirs: list[Tensor]) -> Deviation
     def agrees(model: Any) -> bool:
         mine = (read_ours(model, batch, SCHEDULES[schedule])[0] for batch in batches)
         pairs = zip(batches, theirs, mine, strict=True)
-        return all(_judge(run, batch, "b s v", a, b, b).verdict == "same" for batch, a, b in pairs)
+        return all(under_lens(*_real(batch, "b s v", a, b)).verdict == "same" for batch, a, b in pairs)
 
     if not run.lens or agrees(run.model):
         return None

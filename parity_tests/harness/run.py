@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,13 +18,13 @@ from parity_tests.harness.case import Case, batches_of, reference, twin
 from parity_tests.harness.compare import (
     DTYPES,
     Outcome,
+    Sides,
     absent,
     choices,
+    in_precision,
     largest_relative,
     last_keys,
     select,
-    under_lens,
-    within_budget,
     worse,
 )
 from parity_tests.harness.memory import of_model, once
@@ -47,6 +48,10 @@ class Traced:
     mine: Values
     oracle: Values
     routes: Mapping[str, Tensor]
+
+
+Side = tuple[Traced, Values, Values]
+"""A batch, and what the reference and its float64 form make of it."""
 
 
 @dataclass
@@ -75,44 +80,52 @@ class Run:
             traces.append(Traced(traced.batch, traced.theirs, mine, mine, {}))
         return Run(self.case, model, model, traces, self.units)
 
-    def judge(self, unit: Unit, site: Site, traced: Traced, mine: Values, oracle: Values) -> Outcome:
-        """Compare one site of one batch."""
-        name, batch = unit.site_name(site), traced.batch
+    def real(self, unit: Unit, site: Site, side: Side, *, name: str) -> Sides | None:
+        """What the three give of real tokens, the reference under a name; None where transformers gives nothing."""
+        traced, mine, oracle = side
         call = traced.theirs.get(unit.name)
         value = None if call is None else site.read(call)
         if value is None:
-            return absent(site.absent)
+            return None
+        three = (last_keys(x, site.axes, value) for x in (value, mine[name], oracle[name]))
+        theirs, ours, truth = (select(x, site.axes, traced.batch.keep) for x in three)
+        return theirs, ours, truth
 
-        def real(x: Tensor) -> Tensor:
-            return select(last_keys(x, site.axes, value), site.axes, batch.keep)
+    def judge(self, unit: Unit, site: Site, sides: Sequence[Side]) -> list[Outcome]:
+        """Compare one site, batch by batch."""
+        chosen = site.choice and not self.lens
+        name = f"{unit.name}.biased" if chosen else unit.site_name(site)
+        found = [self.real(unit, site, side, name=name) for side in sides]
+        given = [three for three in found if three is not None]
+        router = self.oracle.get_submodule(unit.name) if chosen else None
+        outcomes = iter([choices(*three, router) for three in given] if chosen else in_precision(given, lens=self.lens))
+        return [absent(site.absent) if three is None else next(outcomes) for three in found]
 
-        if site.choice and not self.lens:
-            biased = f"{unit.name}.biased"
-            router = self.oracle.get_submodule(unit.name)
-            return choices(real(value), real(mine[biased]), real(oracle[biased]), router)
-        if self.lens:
-            return under_lens(real(value), real(mine[name]))
-        return within_budget(real(value), real(mine[name]), real(oracle[name]))
+    def judged(self, unit: Unit, sides: Sequence[Side]) -> Iterator[tuple[Traced, str, Outcome]]:
+        """Every site of a unit and every batch."""
+        for site in unit.sites:
+            for (traced, *_), outcome in zip(sides, self.judge(unit, site, sides), strict=True):
+                yield traced, unit.site_name(site), outcome
 
-    def accumulated(self, unit: Unit, traced: Traced) -> dict[str, Outcome]:
+    def accumulated(self, unit: Unit, traces: Sequence[Traced]) -> Iterator[tuple[Traced, str, Outcome]]:
         """Both sides ran freely up to here, but for the choice of experts below float64."""
-        mine, oracle = traced.mine, traced.oracle
-        return {unit.site_name(site): self.judge(unit, site, traced, mine, oracle) for site in unit.sites}
+        return self.judged(unit, [(traced, traced.mine, traced.oracle) for traced in traces])
 
-    def isolated(self, unit: Unit, traced: Traced) -> dict[str, Outcome]:
+    def isolated(self, unit: Unit, traces: Sequence[Traced]) -> Iterator[tuple[Traced, str, Outcome]]:
         """The reference's block was given the input that transformers' block got."""
-        if unit.feed is None:
-            return {}
+        return self.judged(unit, [self.alone(unit, traced) for traced in traces] if unit.feed else [])
+
+    def alone(self, unit: Unit, traced: Traced) -> Side:
+        """What the reference's block makes of the input of its twin."""
         call = traced.theirs.get(unit.name)
         if call is None:
-            return {unit.site_name(site): absent(site.absent) for site in unit.sites}
+            return traced, {}, {}
         with ours.forced(self.model, traced.routes):
             mine = ours.isolated(self.model, unit, call, traced.mine, self.dtype)
-        oracle = mine
-        if not self.lens:
-            with ours.forced(self.oracle, traced.routes):
-                oracle = ours.isolated(self.oracle, unit, call, traced.oracle, torch.float64)
-        return {unit.site_name(site): self.judge(unit, site, traced, mine, oracle) for site in unit.sites}
+        if self.lens:
+            return traced, mine, mine
+        with ours.forced(self.oracle, traced.routes):
+            return traced, mine, ours.isolated(self.oracle, unit, call, traced.oracle, torch.float64)
 
     @cached_property
     def outcomes(self) -> dict[tuple[str, str], Outcome]:
@@ -122,13 +135,11 @@ class Run:
 
     def _outcomes(self) -> dict[tuple[str, str], Outcome]:
         found: dict[tuple[str, str], Outcome] = {}
-        for traced in self.traces:
-            for unit in self.units:
-                modes = {"isolated": self.isolated(unit, traced), "accumulated": self.accumulated(unit, traced)}
-                for mode, sites in modes.items():
-                    for name, outcome in sites.items():
-                        earlier = found.get((mode, name))
-                        found[mode, name] = worse(earlier, outcome) if earlier else outcome
+        for unit in self.units:
+            for mode, judged in (("isolated", self.isolated), ("accumulated", self.accumulated)):
+                for _, name, outcome in judged(unit, self.traces):
+                    earlier = found.get((mode, name))
+                    found[mode, name] = worse(earlier, outcome) if earlier else outcome
         for known in self.case.known:
             self._mark(known, found)
         return found
@@ -155,17 +166,15 @@ class Run:
         """Every site that differs although its input agrees, in the order of execution; then those that only differ in
         place.
         """
-        for unit in self.units:
-            for traced in self.traces:
-                alone = self.isolated(unit, traced) or self.accumulated(unit, traced)
-                for name, outcome in alone.items():
-                    if outcome.verdict == "differs":
-                        yield Difference(unit, name, traced, outcome, self.input_error(unit, traced))
-        for unit in self.units:
-            for traced in self.traces:
-                for name, outcome in self.accumulated(unit, traced).items():
-                    if outcome.verdict == "differs":
-                        yield Difference(unit, name, traced, outcome, None)
+        pools = [[traced] for traced in self.traces] if self.lens else [self.traces]  # a budget is of all, a bar of each
+        for unit, traces in product(self.units, pools):
+            for traced, name, outcome in (self.isolated if unit.feed else self.accumulated)(unit, traces):
+                if outcome.verdict == "differs":
+                    yield Difference(unit, name, traced, outcome, self.input_error(unit, traced))
+        for unit, traces in product(self.units, pools):
+            for traced, name, outcome in self.accumulated(unit, traces):
+                if outcome.verdict == "differs":
+                    yield Difference(unit, name, traced, outcome, None)
 
     def first_difference(self) -> Difference | None:
         """The first site, in the order of execution, that differs although its input agrees."""
@@ -266,7 +275,7 @@ def _agrees_with(run: Run, difference: Difference, deviation: Deviation) -> floa
     else:
         judged = [other for other in run.units if kind_of(other.name) == kind_of(unit.name)]  # of every layer
         values = ours.trace(model, traced.batch, run.units)
-    outcomes = [run.judge(each, site, traced, values, values) for each in judged for site in each.sites]
+    outcomes = [outcome for each in judged for _, _, outcome in run.judged(each, [(traced, values, values)])]
     if any(outcome.verdict == "differs" for outcome in outcomes):
         return None
     return max((outcome.error for outcome in outcomes if outcome.verdict == "same"), default=None)
