@@ -175,6 +175,10 @@ class Known:
         """Whether it is to be expected of a variant in this release."""
         return self.in_release(version) and any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
+    def must_show(self, precision: str) -> bool:
+        """Whether its absence is an error. Below float64 it may drown in rounding, and counts where it has no float64."""
+        return precision == "f64" or "f64" not in self.precisions
+
     def at(self, kind: str) -> bool:
         """Whether a kind of site, or a site of a cache or of generation, is one of its own."""
         return any(fnmatchcase(kind, pattern) for pattern in self.sites)

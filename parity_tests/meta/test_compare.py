@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from parity_tests.harness.compare import BAR, Outcome, absent, select, under_lens, within_budget, worse
+from parity_tests.harness.compare import BAR, Outcome, Sides, absent, select, under_lens, within_budget, worse
 
 
 def test_dtype_comes_first() -> None:
@@ -26,7 +27,8 @@ def test_what_is_not_finite_never_passes(bad: float, sides: str) -> None:
     good, wrong = torch.ones(3), torch.tensor([1.0, bad, 1.0])
     theirs, mine = {"theirs": (wrong, good), "mine": (good, wrong), "both": (wrong, wrong)}[sides]
     assert under_lens(theirs, mine).verdict == "differs"
-    assert within_budget(theirs, mine, good.double()).verdict == "differs"
+    (outcome,) = within_budget([(theirs, mine, good.double())])
+    assert outcome.verdict == "differs"
 
 
 def test_one_element_counts_in_full() -> None:
@@ -40,11 +42,40 @@ def test_one_element_counts_in_full() -> None:
     assert under_lens(mine, mine).bits_equal
 
 
+def verdicts(*inputs: Sides) -> list[str]:
+    return [outcome.verdict for outcome in within_budget(inputs)]
+
+
+ORACLE = torch.linspace(1, 2, 100, dtype=torch.float64).reshape(20, 5)
+ROUNDED = ORACLE.to(torch.bfloat16)
+
+
+def off_by(shift: float) -> Tensor:
+    return (ORACLE + shift).to(torch.bfloat16)
+
+
 def test_a_budget_is_twice_the_references_own_error() -> None:
-    oracle = torch.linspace(1, 2, 100, dtype=torch.float64)
-    mine = oracle.to(torch.bfloat16)
-    assert within_budget(mine, mine, oracle).verdict == "same"
-    assert within_budget((oracle + 0.05).to(torch.bfloat16), mine, oracle).verdict == "differs"
+    assert verdicts((ROUNDED, ROUNDED, ORACLE)) == ["same"]
+    assert verdicts((off_by(0.05), ROUNDED, ORACLE)) == ["differs"]
+
+
+def test_a_budget_is_of_the_input_where_the_reference_errs_most() -> None:
+    lucky = torch.full((4, 2), 0.5, dtype=torch.float64)
+    almost = (lucky + 0.01).to(torch.bfloat16)
+    assert verdicts((almost, lucky.to(torch.bfloat16), lucky)) == ["differs"]
+    assert verdicts((almost, lucky.to(torch.bfloat16), lucky), (off_by(0.02), off_by(0.02), ORACLE)) == ["same", "same"]
+    far = (-lucky).to(torch.bfloat16)
+    assert verdicts((almost, lucky.to(torch.bfloat16), lucky), (far, far, lucky)) == ["differs", "not covered"]
+
+
+def test_one_token_is_set_aside_and_no_second() -> None:
+    one, two = ROUNDED.clone(), ROUNDED.clone()
+    one[3] += 0.5
+    two[3:5] += 0.5
+    assert verdicts((one, ROUNDED, ORACLE)) == ["same"]
+    assert verdicts((two, ROUNDED, ORACLE)) == ["differs"]
+    assert verdicts((one, ROUNDED, ORACLE), (one, ROUNDED, ORACLE)).count("differs") == 1
+    assert verdicts((one[3:4], ROUNDED[3:4], ORACLE[3:4])) == ["differs"], "there is no other"
 
 
 def test_booleans_must_be_equal() -> None:
