@@ -21,9 +21,8 @@ pytestmark = [
 ]
 
 
-def n_new(case: Case) -> int:
-    """How many tokens; a trained model, which costs more, continues its prompts for longer in test_trained.py."""
-    return 8 if case.trained else 12
+N_NEW = 8
+"""So many tokens; trained models continue their prompts for longer in test_trained.py."""
 
 
 def prompt(case: Case, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
@@ -40,7 +39,7 @@ def alone(batch: Batch, row: int) -> Batch:
 def test_greedy(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "greedy")
     with recorder.crashing(case, "greedy"):
-        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), n_new(case))
+        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), N_NEW)
     recorder.check(case, "greedy", under_lens(theirs, mine))
 
 
@@ -50,7 +49,7 @@ def test_from_a_prefilled_cache(case: Case, recorder: Recorder) -> None:
     if reads(case).source or not hf.keeps_a_cache(twin(case)):
         pytest.skip("only a cache of keys and values of a text is handed to generate")
     with recorder.crashing(case, "prefilled"):
-        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), n_new(case), read=13)
+        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), N_NEW, read=13)
     recorder.check(case, "prefilled", under_lens(theirs, mine))
 
 
@@ -61,8 +60,8 @@ def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) 
     recorder.run(case, "accumulated", "left-padded")
     whole = prompt(case, "left-padded", (2, 8), [(0, 0), (5, 0)])
     with recorder.crashing(case, "left-padded"):
-        theirs, mine = generate_both(case, whole, n_new(case))
-    their_alone, mine_alone = generate_both(case, alone(whole, 1), n_new(case))
+        theirs, mine = generate_both(case, whole, N_NEW)
+    their_alone, mine_alone = generate_both(case, alone(whole, 1), N_NEW)
     recorder.check(case, "left-padded", under_lens(theirs, mine))
     recorder.check(case, "left-padded.alone", under_lens(their_alone, mine_alone))
     recorder.check(case, "left-padded.equals-alone", under_lens(theirs[1:], their_alone))
@@ -73,8 +72,8 @@ def test_stops_at_eos(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "eos")
     two = prompt(case, "eos", (2, 9))
     with recorder.crashing(case, "eos"):
-        _, free = generate_both(case, two, n_new(case))
+        _, free = generate_both(case, two, N_NEW)
     eos = int(free[0, 5])  # so that the first row ends after six tokens at the latest
-    theirs, mine = generate_both(case, two, n_new(case), eos=eos)
+    theirs, mine = generate_both(case, two, N_NEW, eos=eos)
     assert (mine[0, 6:] == eos).all()
     recorder.check(case, "eos", under_lens(theirs, mine))

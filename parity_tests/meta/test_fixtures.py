@@ -15,7 +15,7 @@ from fixtures.values import fill, integers, linear
 from parity_tests.families import FAMILIES
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case
-from parity_tests.harness.points import backends_of, config_of
+from parity_tests.harness.points import config_of
 from parity_tests.harness.record import Backend
 from parity_tests.harness.run import compare
 
@@ -49,11 +49,13 @@ def test_every_value_is_exact_in_half_precision_and_none_is_default(family: str,
         assert len(tensor.unique()) > min(4, tensor.numel() // 2), f"{name} is nearly constant"
 
 
-@pytest.mark.parametrize(("family", "variant"), VARIANTS, ids=str)
-def test_attention_is_peaked_and_scores_spread(family: str, variant: str) -> None:
+@pytest.mark.tiny
+@pytest.mark.one_backend
+@pytest.mark.precisions("f64")
+def test_attention_is_peaked_and_scores_spread(case: Case) -> None:
     """A flat softmax would hide a wrong score."""
     try:
-        run = compare(Case(family, variant, "f64", backends_of(family, variant, "f64")[0]))
+        run = compare(case)
     except hf.Crashed as reason:
         pytest.skip(f"known: {reason}")
     batch = run.traces[-1]  # the longest
