@@ -110,11 +110,11 @@ def backends_of(family: str, variant: str, precision: str) -> tuple[Backend, ...
     """The backends that a variant is compared with in a precision."""
     record = FAMILIES[family]
     fitting = tuple(b for b in record.backends if b.serves(variant) and precision in b.precisions)
-    if is_deep(family, variant):
-        return fitting[:1]
-    if precision == "f64" or list(record.variants).index(variant) < ROUNDED:
-        return fitting
-    return () if precision == "f16" else fitting[:1]
+    first = list(record.variants).index(variant) < ROUNDED
+    if precision == "f16" and not first:
+        return ()
+    everything = not is_deep(family, variant) and (first or precision == "f64")
+    return fitting if everything else fitting[:1]
 
 
 def rounded(case: Case) -> bool:
