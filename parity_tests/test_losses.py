@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parity_tests.harness import hf, ours
-from parity_tests.harness.case import Case, batches_of
+from parity_tests.harness.case import Case, batches_of, cache_batches, reference, twin
 from parity_tests.harness.compare import largest_relative, measured, under_lens
 from parity_tests.harness.points import config_of
 from parity_tests.harness.recorder import Recorder
@@ -22,14 +22,16 @@ from reference_impl.losses import IGNORED, language_model_loss, load_balancing_l
 EXPERTS, TOP_K, TOKENS = 5, 2, 20
 
 
-def routed(model: Any, routers: list[str], inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+def routed(
+    model: Any, routers: list[str], inputs: Mapping[str, Tensor], cache: Any = None
+) -> tuple[Tensor, list[Tensor]]:
     """The reference's logits, and those of its routers, with their gradients."""
     found: list[Tensor] = []
     sites = [model.get_submodule(f"{router}.logits") for router in routers]
     handles = [site.register_forward_hook(lambda module, args, output: found.append(output)) for site in sites]
     try:
         with unchecked():
-            return ours.read(model, inputs), found
+            return ours.read(model, inputs, cache), found
     finally:
         for handle in handles:
             handle.remove()
@@ -70,6 +72,30 @@ def test_load_balancing(case: Case, batch_name: str, recorder: Recorder) -> None
         for name, hf_name in routers.items()
     ]
     recorder.check(case, "router-gradients", measured(max(errors), GRADIENT_BAR, "of the routers"))
+
+
+@pytest.mark.level("training")
+@pytest.mark.precisions("f64")
+@pytest.mark.one_backend
+@pytest.mark.tiny
+@pytest.mark.has("aux_loss_coef")
+@pytest.mark.rows("F3")
+def test_load_balancing_over_a_cache(case: Case, recorder: Recorder) -> None:
+    """The loss of the tokens that a call reads, whatever was read before; without a mask, and with one that hides nothing."""
+    run = recorder.run(case, "accumulated", "load-balancing.step")
+    model, theirs = reference(case), twin(case)
+    ids = cache_batches(case)[0].inputs["ids"]
+    before, new = {"ids": ids[:, :6]}, {"ids": ids[:, 6:]}
+    routers = [unit.name for unit in run.units if unit.routes is not None]
+    cache = ours.new_cache(model)
+    with torch.no_grad():
+        routed(model, routers, before, cache)
+        balance = load_balancing_loss(routed(model, routers, new, cache)[1], config_of(case).top_k)
+    for site, mask in (("load-balancing.step", {}), ("load-balancing.cached", {"real": torch.ones_like(ids).bool()})):
+        held = hf.cache_of(hf.run(theirs, "f64", before))
+        with recorder.crashing(case, site):
+            output = hf.run(theirs, "f64", new | mask, cache=held, output_router_logits=True)
+        recorder.check(case, site, under_lens(output.aux_loss, balance))
 
 
 def uniform(n: int) -> Tensor:

@@ -66,6 +66,13 @@ FAMILY = Family(
             link="no issue known",
             explained="renormalisation left out",
         ),
+        Known(
+            name="an odd qk_nope_head_dim or kv_lora_rank raises where nothing is cast: view_as_complex wants even strides",
+            sites=("*",),
+            variants=("odd",),
+            precisions=("f64", "f32"),
+            link="found here: see Findings in the README",
+        ),
     ),
     deviations=(
         *shared.RMS_NORM,

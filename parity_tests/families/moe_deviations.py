@@ -32,6 +32,12 @@ KNOWN = (
         downstream=False,
         link="https://github.com/huggingface/transformers/issues/45120",
     ),
+    Known(
+        name="the load-balancing loss takes the mask of the cache for that of the new tokens",
+        sites=("load-balancing.cached",),
+        downstream=False,
+        link="found here: see Findings in the README",
+    ),
 )
 
 # --- routers ---
