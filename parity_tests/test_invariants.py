@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import weight_mapping
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, batches_of, reads, reference
-from parity_tests.harness.compare import Outcome, refused, under_lens, worse
+from parity_tests.harness.compare import DTYPES, Outcome, measured, refused, under_lens, worse
 from parity_tests.harness.points import backends_of
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.sides import batch_of, both, theirs
+from parity_tests.harness.training import layout_of
 from weight_mapping.loading import parameters_of
 
 pytestmark = [pytest.mark.level("invariant"), pytest.mark.precisions("f64"), pytest.mark.tiny, pytest.mark.shallow]
@@ -143,3 +146,22 @@ def test_saved_and_loaded(case: Case, recorder: Recorder, tmp_path: Path) -> Non
         hf.forget(loaded)
         found.append(under_lens(hf.run(loaded, "f64", batch.inputs).logits, theirs(case, batch.inputs)))
     recorder.check(case, "saved", all_of(found))
+
+
+@pytest.mark.precisions("bf16", "f16")
+@pytest.mark.one_backend
+@pytest.mark.rounding_once
+def test_cast_alike(case: Case, recorder: Recorder, tmp_path: Path) -> None:
+    """Loaded in half precision, weights that it cannot hold are rounded in the same places on both sides, and nowhere else."""
+    recorder.run(case, "accumulated", "cast")
+    shutil.copytree(case.source, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: t * (1 + 2**-13) for name, t in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    there = hf.build(case.hf_class, tmp_path, case.precision, case.backend)
+    here = weight_mapping.load(tmp_path, dtype=DTYPES[case.precision])
+    their = layout_of(here, there, buffers=True).forward(there.state_dict())
+    for name, parameter in parameters_of(here).items():
+        if not torch.equal(their[name], parameter) or their[name].dtype != parameter.dtype:
+            note = f"{name} is {their[name].dtype} there, {parameter.dtype} here".replace("torch.", "")
+            recorder.check(case, "cast", refused(note))
+    recorder.check(case, "cast", measured(0.0, 0.0))

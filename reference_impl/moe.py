@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from reference_impl.ffn import ACTIVATIONS, GatedFFN
-from reference_impl.precision import widen
+from reference_impl.precision import HALF, widen
 from reference_impl.site import Site
 
 
@@ -57,6 +57,8 @@ class GroupLimitedRouter(Router):
     A group's score is that of its best expert; with one group it is the plain TopK. DeepSeek-AI 2024 (V2), 2.2.
     """
 
+    wide = dict.fromkeys(HALF, ("weight",))
+
     def __init__(
         self, *, d_model: int, n_experts: int, top_k: int, n_groups: int, top_groups: int, normalised: bool, scaling: float
     ):
@@ -87,6 +89,8 @@ class GroupedRouter(Router):
     A group's score is the sum of its two best biased scores; the best `top_groups` groups stay, and the best `top_k`
     experts among them are chosen. Seed 1, "DeepSeekMoE"; DeepSeek-AI 2024, 2.1.2.
     """
+
+    wide = dict.fromkeys(HALF, ("weight", "bias"))
 
     def __init__(
         self, *, d_model: int, n_experts: int, top_k: int, n_groups: int, top_groups: int, normalised: bool, scaling: float

@@ -87,6 +87,8 @@ class TimeMixing(nn.Module):
     halvings: in evaluation the output is divided by 2 so many times, see `RwkvModel`.
     """
 
+    wide = dict.fromkeys((torch.float16,), ("decay_log", "first"))
+
     def __init__(self, *, d_model: int, d_inner: int, halvings: int):
         super().__init__()
         self.halvings, self.mean = halvings, wkv

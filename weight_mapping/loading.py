@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reference_impl.precision import kept_wide
 from weight_mapping.checkpoint import open_checkpoint
 from weight_mapping.config import read_config
 from weight_mapping.container import Checkpoint
@@ -56,7 +57,8 @@ def _empty(family: Family[C], config: C) -> nn.Module:
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
     """The reference's model with the weights and the config of the checkpoint at `path`, ready to evaluate.
 
-    dtype: cast floats to it; without, each is what the file holds (GGUF: float32, see `GGUFFile`).
+    dtype: cast floats to it, but for what a model keeps in float32, as the routers of DeepSeek; without, each is what the
+    file holds (GGUF: float32, see `GGUFFile`).
     Raises MappingError when a tensor is missing, unexpected or of another shape or kind than the config asks for, when
     the config has a key that is not understood, or when a file is damaged.
     """
@@ -64,7 +66,9 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     family, config = read_config(checkpoint)
     parameters = _map(checkpoint, family, config)
     model = _empty(family, config)
-    own = {name: t.to(device=device, dtype=dtype).contiguous() for name, t in parameters.items()}
+    wide = kept_wide(model, dtype) if dtype else set()
+    casts = {name: torch.float32 if name in wide else dtype for name in parameters}
+    own = {name: t.to(device=device, dtype=casts[name]).contiguous() for name, t in parameters.items()}
     for name, slot in parameters_of(model).items():
         if isinstance(slot, nn.Parameter):
             own[name] = nn.Parameter(own[name])  # made here, so that what is tied gets one and the same

@@ -68,13 +68,13 @@ def loss_of(case: Case, logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
-def layout_of(model: nn.Module, theirs: nn.Module) -> Plan:
+def layout_of(model: nn.Module, theirs: nn.Module, *, buffers: bool = False) -> Plan:
     """The layout that transformers has in memory: that of hubs, or one with experts together."""
     family, config = family_of(model)
-    names = {name for name, _ in theirs.named_parameters()} - set(hf.frozen(theirs))
+    names = set(theirs.state_dict()) if buffers else {name for name, _ in theirs.named_parameters()} - set(hf.frozen(theirs))
     for layout in ("transformers5", "hf"):
         if layout in family.tables:
-            plan = plan_for(family, config, layout, buffers=False).spelled_as(names)
+            plan = plan_for(family, config, layout, buffers=buffers).spelled_as(names)
             if names <= {*plan.sources, *plan.copies, *plan.dropped(names)}:
                 return plan
     raise AssertionError(f"no layout of {type(model).__name__} has all of {sorted(names)}")
