@@ -213,7 +213,8 @@ def cached(cache: Any, layer: int) -> tuple[Tensor, ...] | None:
     if hasattr(cache, "layers"):
         entry = cache.layers[layer] if layer < len(cache.layers) else None
         if entry is not None and hasattr(entry, "recurrent_states"):
-            return tuple(x for states in (entry.conv_states, entry.recurrent_states) for x in states.values())
+            both = entry.conv_states, entry.recurrent_states  # either a state, or some by name
+            return tuple(x for one in both for x in ([one] if isinstance(one, Tensor) else one.values()))
         return None if entry is None or entry.keys is None else (entry.keys, entry.values)
     if hasattr(cache, "key_cache"):
         return (cache.key_cache[layer], cache.value_cache[layer]) if layer < len(cache.key_cache) else None
