@@ -211,7 +211,7 @@ FAMILY = Family(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
             sites=("greedy", "left-padded", "eos"),
-            since="5.0.0",
+            since="5.1.0",
             variants=("cross",),
             downstream=False,
             link="no issue known",

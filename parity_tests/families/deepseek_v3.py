@@ -49,7 +49,7 @@ FAMILY = Family(
         *shared.WAYS_KNOWN,
         Known(
             name="masked groups are filled with 0, which a negative score loses to",
-            sites=("ffn.router.choice", "ffn"),
+            sites=("ffn.router.choice", "ffn", "ffn.experts"),
             until="5.6.0",
             variants=("negative-bias",),
             link="https://github.com/huggingface/transformers/pull/45441",

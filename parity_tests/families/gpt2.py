@@ -162,6 +162,19 @@ FAMILY = Family(
             link="https://github.com/huggingface/transformers/pull/44397",
             explained="scores are scaled all the same",
         ),
+        *(
+            Known(
+                name="the padding of a memory is seen",
+                sites=("cross.probs", "cross"),
+                since=since,
+                until="5.16.0",
+                variants=("cross",),
+                attention=(attention,),
+                link="measured, release by release: the mask that is given for it reaches no layer",
+                explained="padding of the memory is visible",
+            )
+            for attention, since in {"eager": "5.2.0", "sdpa": "5.4.0"}.items()  # sdpa is known to differ until then
+        ),
     ),
     deviations=(
         Deviation(name="token types are left out", site="dropout", apply=shared.each(GPT2Model, _without_types)),

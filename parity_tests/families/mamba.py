@@ -224,10 +224,10 @@ FAMILY = Family(
         Known(
             name="the memory is kept in half precision",
             sites=("mixer.memory", "dynamic.steps.held"),
-            until="5.5.0",
+            until="5.14.0",
             precisions=("bf16", "f16"),
             downstream=False,
-            link="measured: float32 in 5.24.0",
+            link="measured: float32 from 5.14.0 on",
         ),
         Known(
             name="the gate is SiLU whatever hidden_act says",

@@ -62,10 +62,10 @@ FAMILY = Family(
         ),
         Known(
             name="a head that is tied to the decoder's embedding is tied to the encoder's",
-            sites=("decoder.embedded", "lm_head"),
+            sites=("lm_head",),
             since="5.0.0",
             until="5.4.0",
-            variants=("apart*",),
+            variants=("apart",),
             link="https://github.com/huggingface/transformers/issues/45005",
         ),
         Known(

@@ -25,8 +25,8 @@ from reference_impl.moe import (
 
 KNOWN = (
     Known(
-        name="the load-balancing loss is computed on probabilities instead of logits",
-        sites=("load-balancing", "total-loss", "router-gradients"),
+        name="routers return probabilities as their logits, and the load-balancing loss takes the softmax of them again",
+        sites=("ffn.router.logits", "load-balancing*", "total-loss", "router-gradients"),
         since="5.0.0",
         until="5.6.0",
         downstream=False,
@@ -39,6 +39,17 @@ KNOWN = (
         link="found here: see Findings in the README",
     ),
 )
+
+FLOAT32_WEIGHTS = Known(
+    name="the weights of experts are not rounded to the model's precision",
+    sites=("ffn.router.weights",),
+    since="5.0.0",
+    until="5.6.0",
+    precisions=("bf16", "f16"),
+    downstream=False,
+    link="measured: float32 in 5.0 to 5.4, bfloat16 in 4.57.6 and from 5.6.2 on",
+)
+"""Of Qwen's mixtures."""
 
 # --- routers ---
 

@@ -37,6 +37,7 @@ FAMILY = Family(
     known=(
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
+        mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
             sites=("mask", "attn.probs", "attn", "dynamic.*.held"),

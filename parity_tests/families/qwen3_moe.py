@@ -36,6 +36,7 @@ FAMILY = Family(
     known=(
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
+        mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
             sites=("mask", "attn.probs", "attn", "dynamic.*.held"),

@@ -76,7 +76,7 @@ class Recorder:
         for known in case.known:
             shown = [kind for kind in known.sites if self.shows(run, kind)]
             if known.at(point.kind) and shown[:1] == [point.kind]:
-                self.still(known, run, found)
+                self.still(known, run, point.kind)
         notes = {outcome.note for outcome in found.values() if outcome.verdict not in ("same", "known")}
         if all(outcome.verdict == "absent" for outcome in found.values()):
             pytest.skip(f"absent: {notes.pop()}")
@@ -85,9 +85,10 @@ class Recorder:
         """Whether this release shows a kind of site at all."""
         return any(kind_of(site) == kind and outcome.verdict != "absent" for (_, site), outcome in run.outcomes.items())
 
-    def still(self, known: Known, run: Run, found: Mapping[Found, Outcome]) -> None:
-        """A known difference must show, and be what its record says it is."""
-        shown = [site for (_, site), outcome in found.items() if outcome.verdict == "known"]
+    def still(self, known: Known, run: Run, kind: str) -> None:
+        """A known difference must show at this kind of site, alone or in place, and be what its record says it is."""
+        outcomes = run.outcomes.items()
+        shown = [site for (_, site), outcome in outcomes if outcome.verdict == "known" and kind_of(site) == kind]
         if not shown and known.must_show(run.case.precision):
             pytest.fail(
                 f"{run.case.setting}\n  a known difference no longer appears: {known.note}\n"
