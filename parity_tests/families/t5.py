@@ -185,6 +185,14 @@ FAMILY = Family(
             )
         ),
         Known(
+            name="wo is loaded in float32, and its output stays so",
+            sites=("encoder.ffn", "decoder.ffn"),
+            since="5.0.0",
+            until="5.1.0",
+            precisions=("bf16",),
+            link="measured: 5.1.0 loads it in bfloat16",
+        ),
+        Known(
             name="an untied head is scaled",
             sites=("logits", "lm_head"),
             since="5.0.0",

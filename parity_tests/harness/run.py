@@ -24,6 +24,7 @@ from parity_tests.harness.compare import (
     in_precision,
     largest_relative,
     last_keys,
+    not_covered,
     select,
     worse,
 )
@@ -112,8 +113,23 @@ class Run:
         return self.judged(unit, [(traced, traced.mine, traced.oracle) for traced in traces])
 
     def isolated(self, unit: Unit, traces: Sequence[Traced]) -> Iterator[tuple[Traced, str, Outcome]]:
-        """The reference's block was given the input that transformers' block got."""
-        return self.judged(unit, [self.alone(unit, traced) for traced in traces] if unit.feed else [])
+        """The reference's block was given the input that transformers' block got. Where that is of another dtype, which shows
+        at the site that made it, nothing is said.
+        """
+        notes = [self.misfed(unit, traced) for traced in traces] if unit.feed else []
+        for traced, note in zip(traces, notes, strict=False):
+            yield from ((traced, unit.site_name(site), not_covered(note)) for site in unit.sites if note)
+        fed = [traced for traced, note in zip(traces, notes, strict=False) if note is None]
+        yield from self.judged(unit, [self.alone(unit, traced) for traced in fed])
+
+    def misfed(self, unit: Unit, traced: Traced) -> str | None:
+        """How the dtype of what transformers' block got is another than that of what the reference's gets, in words."""
+        assert unit.feed is not None
+        if unit.name not in traced.theirs or self.lens:
+            return None
+        theirs, mine = unit.feed(traced.theirs[unit.name], traced.mine).args[0], traced.mine[f"{unit.name}:in"]
+        says = f"it is given {theirs.dtype} in transformers, {mine.dtype} in the reference".replace("torch.", "")
+        return says if theirs.dtype != mine.dtype else None
 
     def alone(self, unit: Unit, traced: Traced) -> Side:
         """What the reference's block makes of the input of its twin."""
