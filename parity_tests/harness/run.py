@@ -116,11 +116,14 @@ class Run:
         """The reference's block was given the input that transformers' block got. Where that is of another dtype, which shows
         at the site that made it, nothing is said.
         """
-        notes = [self.misfed(unit, traced) for traced in traces] if unit.feed else []
-        for traced, note in zip(traces, notes, strict=False):
-            yield from ((traced, unit.site_name(site), not_covered(note)) for site in unit.sites if note)
-        fed = [traced for traced, note in zip(traces, notes, strict=False) if note is None]
-        yield from self.judged(unit, [self.alone(unit, traced) for traced in fed])
+        fed = []
+        for traced in traces if unit.feed else ():
+            note = self.misfed(unit, traced)
+            if note is None:
+                fed.append(self.alone(unit, traced))
+            else:
+                yield from ((traced, unit.site_name(site), not_covered(note)) for site in unit.sites)
+        yield from self.judged(unit, fed)
 
     def misfed(self, unit: Unit, traced: Traced) -> str | None:
         """How the dtype of what transformers' block got is another than that of what the reference's gets, in words."""
