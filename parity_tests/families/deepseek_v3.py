@@ -51,7 +51,6 @@ FAMILY = Family(
             name="masked groups are filled with 0, which a negative score loses to",
             sites=("ffn.router.choice", "ffn", "ffn.experts"),
             until="5.6.0",
-            variants=("negative-bias",),
             link="https://github.com/huggingface/transformers/pull/45441",
             explained="groups masked with 0 instead of -inf",
         ),

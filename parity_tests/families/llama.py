@@ -5,6 +5,7 @@ from parity_tests.families import deviations as shared
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
 from parity_tests.harness.record import Family, Known
 from reference_impl.models.llama import LlamaLayer
+from reference_impl.rope_scaling import DynamicNTK
 
 FAMILY = Family(
     name="llama",
@@ -21,9 +22,9 @@ FAMILY = Family(
             sites=("repeated",),
             since="5.0.0",
             until="5.13.0",
-            variants=("rope-dynamic",),
-            downstream=False,
+            where=lambda config: isinstance(config.rope.scaling, DynamicNTK),
             link="https://github.com/huggingface/transformers/pull/46624",
+            unexplained="what a call gives depends on an earlier one, which is not asked of the reference",
         ),
     ),
     deviations=(

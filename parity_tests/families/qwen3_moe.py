@@ -39,8 +39,9 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
-            sites=("mask", "attn.probs", "attn", "dynamic.*.held"),
-            variants=("top-layers",),
+            sites=("mask", "attn.probs", "attn"),
+            where=lambda config: config.window is not None,
+            says=lambda raw: "layer_types" not in raw,
             link="no issue known",
             explained="every layer has the window",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -185,3 +186,8 @@ def config_at(family: str, variant: str) -> Any:
 def config_of(case: Case) -> Any:
     """The same of a case."""
     return config_at(case.family, case.variant)
+
+
+def raw_config_of(case: Case) -> Mapping[str, Any]:
+    """What the file of a case itself says: config.json, or GGUF's metadata."""
+    return open_checkpoint(case.source).config if case.trained else case.record.variants[case.variant]
