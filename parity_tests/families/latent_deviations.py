@@ -21,7 +21,7 @@ KNOWN = (
         sites=("attn.latent", "attn.rope_key", "dynamic.steps.held", "dynamic.chunks.held"),
         until="5.15.0",
         link="measured: shapes (b, h, t, d) up to 5.14",
-        unexplained="TODO",
+        unexplained="a cache of expanded keys and values has no latent that could be compared",
     ),
     Known(
         name="a static cache cannot hold values narrower than keys",

@@ -14,7 +14,7 @@ FAMILY = Family(
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
-    known=(windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(*windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
@@ -22,6 +22,7 @@ FAMILY = Family(
         *windows.attention(narrow=("window",), grouped=("window",)),
         *shared.MASK,
         *windows.windows(("window",)),
+        windows.OF_ONE,
         *shared.gated_ffn(("window",)),
         *shared.pre_norm_layer(MistralLayer),
         *shared.trunk(many_layers=()),

@@ -19,7 +19,7 @@ FAMILY = Family(
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
-    known=(*shared.YARN_KNOWN, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(*shared.YARN_KNOWN, *windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
@@ -28,6 +28,7 @@ FAMILY = Family(
         *windows.attention(narrow=("rope-yarn",), grouped=("window", "rope-yarn"), qkv_bias=("*",)),
         *shared.MASK,
         *windows.windows(("window",)),
+        windows.OF_ONE,
         *windows.window_layers(("window",)),
         windows.unused_window(5, ("unused",)),
         *shared.gated_ffn(("window",)),

@@ -19,7 +19,7 @@ FAMILY = Family(
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L6", "M4"),
-    known=(windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(*windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
@@ -27,6 +27,7 @@ FAMILY = Family(
         *windows.QK_NORM,
         *shared.MASK,
         *windows.windows(("window",)),
+        windows.OF_ONE,
         *windows.window_layers(("window",)),
         windows.unused_window(5, ("unused",)),
         *shared.gated_ffn(("window",)),

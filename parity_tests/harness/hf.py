@@ -62,7 +62,9 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         where["config"] = transformers.AutoConfig.from_pretrained(**where)
     options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     try:
-        model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
+        model, told = getattr(transformers, hf_class).from_pretrained(
+            **where, **options, local_files_only=True, output_loading_info=True
+        )
     except ValueError as error:
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
@@ -73,7 +75,7 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
-    model.not_trained = fixed
+    model.not_trained, model.left_random = fixed, sorted(told["missing_keys"])
     return model.double() if precision == "f64" else model
 
 
@@ -91,6 +93,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
 def frozen(model: Any) -> list[str]:
     """The parameters that transformers does not train."""
     return model.not_trained
+
+
+def left_random(model: Any) -> list[str]:
+    """The tensors that transformers found nothing for in the file; it may never read them."""
+    return model.left_random
 
 
 def lens_for(precision: str) -> Lens | nullcontext[None]:
