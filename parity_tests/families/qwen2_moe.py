@@ -5,6 +5,7 @@ from typing import Any
 from fixtures import qwen2_moe as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
@@ -24,6 +25,7 @@ FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
     variants=tiny.VARIANTS,
+    alone=(scalings.ALONE,),
     units=decoder_units(
         inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
     ),
@@ -35,6 +37,7 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     known=(
+        *scalings.KNOWN,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
@@ -65,6 +68,8 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
         *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
         *shared.MASK,
         *windows.windows(("window",)),

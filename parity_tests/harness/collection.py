@@ -10,7 +10,7 @@ import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, cases, config_of, deviation_cases, is_deep, points, rounded, usual
+from parity_tests.harness.points import Options, alone_in, cases, config_of, deviation_cases, is_deep, points, rounded, usual
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 
@@ -57,6 +57,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     elif "case" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
+        if level := metafunc.definition.get_closest_marker("level"):
+            found = [c for c in found if (alone := alone_in(c.family, c.variant)) is None or level.args[0] in alone.levels]
         if metafunc.definition.get_closest_marker("one_backend"):
             found = [case for case in found if usual(case)]
         if metafunc.definition.get_closest_marker("rounding_once"):

@@ -61,8 +61,9 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
         raise
-    except RuntimeError as error:
-        raise Crashed(f"transformers raises RuntimeError on loading: {str(error).splitlines()[-1].strip()}") from error
+    except (RuntimeError, TypeError, KeyError) as error:
+        last = (str(error).splitlines() or [""])[-1].strip()
+        raise Crashed(f"transformers raises {type(error).__name__} on loading: {last}") from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
     model.not_trained = fixed
