@@ -48,6 +48,14 @@ FAMILY = Family(
     ),
     known=(
         *scalings.KNOWN,
+        Known(
+            name="a rope_scaling without a factor, of type default or longrope, raises KeyError",
+            sites=("*",),
+            until="5.0.0",
+            variants=("rope-default*", "rope-longrope-no-factor*"),
+            downstream=False,
+            link="measured with 4.57.6",
+        ),
         *shared.WAYS_KNOWN,
         Known(
             name="masked groups are filled with 0, which a negative score loses to",

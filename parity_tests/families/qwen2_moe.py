@@ -38,6 +38,14 @@ FAMILY = Family(
     rows=("M4", "G1"),
     known=(
         *scalings.KNOWN,
+        Known(
+            name="a head_dim that is not d_model / n_heads is refused: ValueError",
+            sites=("*",),
+            until="5.0.0",
+            variants=tuple(name for name in tiny.VARIANTS if name.startswith("rope-") and not name.endswith("-bare")),
+            downstream=False,
+            link="measured with 4.57.6",
+        ),
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,

@@ -20,7 +20,6 @@ ALONE = Alone(variants=("rope-*",), sites=("rope.*", "attn.keys", "attn.rope_key
 
 SCALED = ("rope-linear*", "rope-dynamic*", "rope-yarn*", "rope-llama3*", "rope-longrope*")
 YARNS = ("rope-yarn*", "yarn")
-UNSAID = ("rope-yarn", "rope-yarn-bare", "rope-yarn-beside", "rope-yarn-unrounded*", "rope-yarn-mscale*", "rope-yarn-parameters", "yarn")
 INSIDE = ("rope-longrope", "rope-longrope-bare", "rope-longrope-temperature*")
 """Variants of longrope with the original length inside rope_scaling."""
 
@@ -110,6 +109,11 @@ DEVIATIONS = (
     ),
     _deviation("llama3 scaling without the blend between its bands", _scaling(Llama3, _hard_step), "rope-llama3*"),
     _deviation(
+        "longrope changes its factors, and takes its attention factor, by max_position_embeddings",
+        _set(LongRoPE, original_positions=_reach),
+        "rope-longrope*",
+    ),
+    _deviation(
         "longrope's long factors at every length",
         _set(LongRoPE, short_factor=lambda model: model.rope.config.scaling.long_factor),
         "rope-longrope*",
@@ -122,11 +126,6 @@ DEVIATIONS = (
     _deviation("longrope's attention factor is left out", _scaling(LongRoPE, _amplitude_of_one), "rope-longrope*"),
     _deviation(
         "longrope's attention_factor is not read", _set(LongRoPE, attention_factor=lambda _: None), "rope-longrope-temperature*"
-    ),
-    _deviation(
-        "longrope changes its factors, and takes its attention factor, by max_position_embeddings",
-        _set(LongRoPE, original_positions=_reach),
-        "rope-longrope*",
     ),
 )
 

@@ -57,11 +57,9 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     try:
         model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
-    except ValueError as error:
+    except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
-        raise
-    except (RuntimeError, TypeError, KeyError) as error:
         last = (str(error).splitlines() or [""])[-1].strip()
         raise Crashed(f"transformers raises {type(error).__name__} on loading: {last}") from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
