@@ -12,6 +12,7 @@ from parity_tests.families.units import block, decoder_units
 from parity_tests.harness.record import Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
+MSCALE = ("yarn", "rope-yarn-mscale*")
 LIMITED = ("limited", "yarn", "all-of-one-group")  # by groups, and without renormalisation
 Q_LATENT = (*LIMITED, "biased", "renormalised")
 
@@ -50,8 +51,9 @@ FAMILY = Family(
             name="YaRN's mscale does not reach the scale of the scores",
             sites=("attn.probs", "attn"),
             until="5.15.0",
-            variants=("yarn",),
+            variants=MSCALE,
             link="no issue known; modeling_deepseek_v2.py has it from 5.15 on",
+            explained="softmax scale without mscale",
         ),
         Known(
             name="groups limit the choice in no forward: AttributeError",
@@ -81,7 +83,7 @@ FAMILY = Family(
         shared.THETA,
         *scalings.DEVIATIONS,
         scalings.not_read(theta=10000.0),
-        *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("lite",), biased=("biased",)),
+        *latent.mla(yarn=MSCALE, q_latent=Q_LATENT, no_q_latent=("lite",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("limited", "lite", "yarn")),
         shared.FFN_BIAS,

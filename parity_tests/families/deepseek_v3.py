@@ -72,7 +72,7 @@ FAMILY = Family(
         shared.THETA,
         *scalings.DEVIATIONS,
         scalings.not_read(theta=10000.0),
-        *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
+        *latent.mla(yarn=("yarn", "rope-yarn-mscale*"), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("base", "yarn", "no-*", "half-rope", "biased", "negative-bias")),
         *mixtures.grouped_router(renormalised=RENORMALISED, bare=("no-renorm",), negative=("negative-bias",)),

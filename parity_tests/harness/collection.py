@@ -67,6 +67,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if case.trained]
         if metafunc.definition.get_closest_marker("tiny"):
             found = [case for case in found if not case.trained]
+        if metafunc.definition.get_closest_marker("broad"):
+            found = [case for case in found if alone_in(case.family, case.variant) is None]
         if metafunc.definition.get_closest_marker("shallow"):
             found = [case for case in found if case.trained or not is_deep(case.family, case.variant)]
         if field := metafunc.definition.get_closest_marker("has"):
