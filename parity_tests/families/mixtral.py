@@ -16,7 +16,7 @@ FAMILY = Family(
     name="mixtral",
     hf_class="MixtralForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(everywhere, rows=("F3",)))),
     backends=(
         Backend("eager", "eager"),
@@ -25,7 +25,7 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
-    known=(*scalings.KNOWN, scalings.without_a_width(until=None), *mixtures.KNOWN, *shared.WAYS_KNOWN),
+    known=(*scalings.KNOWN, windows.WINDOW_OF_ONE, scalings.without_a_width(until=None), *mixtures.KNOWN, *shared.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
@@ -33,7 +33,7 @@ FAMILY = Family(
         scalings.not_read(theta=1e6),
         *windows.attention(narrow=SOME, grouped=("base", "window")),
         *shared.MASK,
-        *windows.windows(("window",)),
+        *windows.windows(("window", "every-4")),
         *mixtures.softmax_router(several=(*SOME, "top-all"), some=SOME),
         *mixtures.experts(many=("base",), weighed=(*SOME, "top-all"), silu=(*SOME, "top-all")),
         *shared.pre_norm_layer(MixtralLayer),

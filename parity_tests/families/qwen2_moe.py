@@ -25,7 +25,7 @@ FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(scalings.ALONE, windows.ALONE),
     units=decoder_units(
         inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
     ),
@@ -38,6 +38,7 @@ FAMILY = Family(
     rows=("M4", "G1"),
     known=(
         *scalings.KNOWN,
+        windows.WINDOW_OF_ONE,
         Known(
             name="a head_dim that is not d_model / n_heads is refused: ValueError",
             sites=("*",),
@@ -80,7 +81,7 @@ FAMILY = Family(
         scalings.not_read(theta=10000.0),
         *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
         *shared.MASK,
-        *windows.windows(("window",)),
+        *windows.windows(("window", "every-4")),
         OTHERS,
         EVERY,
         *shared.gated_ffn(("steps", "window")),

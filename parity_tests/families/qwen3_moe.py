@@ -26,7 +26,7 @@ FAMILY = Family(
     name="qwen3_moe",
     hf_class="Qwen3MoeForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse, rows=("F3",)))),
     backends=(
         Backend("eager", "eager"),
@@ -37,6 +37,7 @@ FAMILY = Family(
     rows=("M4", "G1"),
     known=(
         *scalings.KNOWN,
+        windows.WINDOW_OF_ONE,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
@@ -56,7 +57,7 @@ FAMILY = Family(
         *windows.attention(narrow=("*",), grouped=AGREED, qkv_bias=("biased",), out_bias=("biased",)),
         *windows.QK_NORM,
         *shared.MASK,
-        *windows.windows(("window",)),
+        *windows.windows(("window", "every-4")),
         EVERY,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),

@@ -12,13 +12,20 @@ from torch import Tensor
 
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import Change, each, forward_of
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import Alone, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, softmax_attention, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.norm import RMSNorm
 
 Windows = list[int | None]
+
+ALONE = Alone(
+    variants=("every-*",),
+    sites=("mask", "attn.probs", "attn", "logits"),
+    levels=("block", "model", "cache", "generation"),
+)
+"""A window shows in the mask, and in what a cache still holds."""
 
 # --- windows ---
 
@@ -202,7 +209,7 @@ WINDOW_OF_ONE = Known(
     sites=("dynamic.*", "greedy", "left-padded*", "prefilled", "eos"),
     link="no issue known",
     since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
-    variants=("window-1",),
+    variants=("window-1", "every-1"),
     downstream=False,
 )
 
