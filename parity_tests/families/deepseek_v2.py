@@ -6,11 +6,13 @@ from fixtures import deepseek_v2 as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
 from parity_tests.harness.record import FORWARD, Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
+MSCALE = ("yarn", "rope-yarn-mscale*")
 LIMITED = ("limited", "yarn", "all-of-one-group")  # by groups, and without renormalisation
 Q_LATENT = (*LIMITED, "biased", "renormalised")
 
@@ -24,6 +26,7 @@ FAMILY = Family(
     name="deepseek_v2",
     hf_class="DeepseekV2ForCausalLM",
     variants=tiny.VARIANTS,
+    alone=(scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm", rows=("N1",)),
@@ -41,8 +44,8 @@ FAMILY = Family(
     rows=("M4", "G1"),
     inert={"pretraining_tp": "nothing reads it"},
     known=(
+        *scalings.KNOWN,
         *shared.WAYS_KNOWN,
-        *shared.YARN_KNOWN,
         *latent.KNOWN,
         Known(
             name="YaRN's mscale does not reach the scale of the scores",
@@ -80,9 +83,9 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
-        shared.scaled(("yarn",)),
-        *shared.yarn(("yarn",)),
-        *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("lite",), biased=("biased",)),
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
+        *latent.mla(yarn=MSCALE, q_latent=Q_LATENT, no_q_latent=("lite",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("limited", "lite", "yarn")),
         shared.FFN_BIAS,

@@ -8,9 +8,10 @@ from fixtures import deepseek_v3 as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.harness.record import LOADING, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 
@@ -30,6 +31,7 @@ FAMILY = Family(
         "num_nextn_predict_layers": "modules for multi-token prediction, apart from the model proper",
     },
     variants=tiny.VARIANTS,
+    alone=(scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
@@ -45,7 +47,15 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
     known=(
-        *shared.YARN_KNOWN,
+        *scalings.KNOWN,
+        Known(
+            name="a rope_scaling without a factor, of type default or longrope, cannot be built",
+            sites=(LOADING,),
+            raises="KeyError",
+            until="5.0.0",
+            variants=("rope-default*", "rope-longrope-no-factor*"),
+            link="measured with 4.57.6",
+        ),
         *shared.WAYS_KNOWN,
         Known(
             name="masked groups are filled with 0, which a negative score loses to",
@@ -59,9 +69,9 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
-        shared.scaled(("yarn",)),
-        *shared.yarn(("yarn",)),
-        *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
+        *latent.mla(yarn=("yarn", "rope-yarn-mscale*"), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("base", "yarn", "no-*", "half-rope", "biased", "negative-bias")),
         *mixtures.grouped_router(renormalised=RENORMALISED, bare=("no-renorm",), negative=("negative-bias",)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 from unittest.mock import patch
@@ -21,27 +20,6 @@ from reference_impl.ffn import GatedFFN
 from reference_impl.mla import MLA
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, rotate_pairs
-from reference_impl.rope_scaling import Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
-
-YARN_KNOWN = (
-    Known(
-        name="YaRN's factor is replaced by max / original",
-        sites=("rope.cos",),
-        since="4.51.0",
-        until="4.56.0",
-        where=lambda config: isinstance(config.rope.scaling, YaRN),
-        link="https://github.com/huggingface/transformers/pull/40320",
-        explained="YaRN's factor replaced by max / original",
-    ),
-    Known(
-        name="YaRN ignores original_max_position_embeddings",
-        sites=("rope.cos",),
-        until="4.51.0",
-        where=lambda config: isinstance(config.rope.scaling, YaRN),
-        link="no issue known",
-        explained="YaRN's ramp from max_position_embeddings",
-    ),
-)
 
 BOOLEAN_MASK_KNOWN = Known(
     name="eager attention adds a boolean mask of four dimensions to the scores",
@@ -111,43 +89,13 @@ RMS_NORM = (
 # --- RoPE ---
 
 
-def _with_rope(**changes: Any) -> Change:
+def with_rope(**changes: Any) -> Change:
+    """Change what the rotary tables are made of."""
+
     def change(module: RotaryEmbedding) -> None:
         module.config = RopeConfig(**{**vars(module.config), **changes})
 
     return each(RotaryEmbedding, change)
-
-
-class _WithScaling:
-    """A scaling with one method replaced."""
-
-    def __init__(self, scaling: Unscaled, **methods: Any):
-        self.__dict__.update({"frequencies": scaling.frequencies, "amplitude": scaling.amplitude, **methods})
-
-
-def _scaling(kind: type[Unscaled], change: Callable[[Any], dict[str, Any]]) -> Change:
-    def apply(module: RotaryEmbedding) -> None:
-        scaling = module.config.scaling
-        if isinstance(scaling, kind):
-            replaced = object.__new__(RopeConfig)  # past the type check: a stand-in is no scaling of the reference
-            values = {**vars(module.config), "scaling": _WithScaling(scaling, **change(scaling))}
-            replaced.__dict__.update(values)
-            module.config = replaced
-
-    return each(RotaryEmbedding, apply)
-
-
-def _hard_step(scaling: Llama3) -> dict[str, Any]:
-    def frequencies(theta: float, width: int, length: int) -> Tensor:
-        plain = inverse_frequencies(theta, width)
-        slow = 2 * torch.pi / plain > scaling.original_positions / scaling.low_freq_factor
-        return torch.where(slow, plain / scaling.factor, plain)
-
-    return {"frequencies": frequencies}
-
-
-def _everything_interpolated(scaling: YaRN) -> dict[str, Any]:
-    return {"frequencies": lambda theta, width, length: inverse_frequencies(theta, width) / scaling.factor}
 
 
 def _backwards(rotate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -170,90 +118,8 @@ def _reordered(shape: tuple[int, int]) -> Callable[[Attention], None]:
     return change
 
 
-THETA = Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=_with_rope(theta=10000.0))
+THETA = Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=with_rope(theta=10000.0))
 
-
-def scaled(variants: tuple[str, ...]) -> Deviation:
-    """Of variants that scale RoPE."""
-    return Deviation(
-        name="RoPE's scaling is ignored", site="rope.cos", apply=_with_rope(scaling=Unscaled()), variants=variants
-    )
-
-
-def yarn(variants: tuple[str, ...]) -> tuple[Deviation, ...]:
-    """Of variants that scale RoPE by YaRN."""
-    def rescaled(**changes: Callable[[Any], float]) -> Change:
-        def change(model: Decoder) -> None:
-            scaling = model.rope.config.scaling
-            if isinstance(scaling, YaRN):
-                values = {name: of(model) for name, of in changes.items()}
-                _with_rope(scaling=replace(scaling, **values))(model)
-
-        return each(Decoder, change)
-
-    def reach(model: Any) -> int:
-        return model.config.max_positions
-
-    left_out = _scaling(YaRN, lambda _: {"amplitude": lambda: 1.0})
-    everything = _scaling(YaRN, _everything_interpolated)
-    return (
-        Deviation(name="YaRN's attention factor is left out", site="rope.cos", apply=left_out, variants=variants),
-        Deviation(name="YaRN interpolates every pair", site="rope.cos", apply=everything, variants=variants),
-        Deviation(
-            name="YaRN's factor replaced by max / original",
-            site="rope.cos",
-            apply=rescaled(factor=lambda model: reach(model) / model.rope.config.scaling.original_positions),
-            variants=variants,
-        ),
-        Deviation(
-            name="YaRN's ramp from max_position_embeddings",
-            site="rope.cos",
-            apply=rescaled(original_positions=reach),
-            variants=variants,
-        ),
-    )
-
-
-LLAMA3 = Deviation(
-    name="llama3 scaling without the blend between its bands",
-    site="rope.cos",
-    apply=_scaling(Llama3, _hard_step),
-    variants=("rope-llama3",),
-)
-
-
-def _one_set(chosen: Callable[[LongRoPE], tuple[float, ...]]) -> Change:
-    """The same factors at every length."""
-
-    def change(module: RotaryEmbedding) -> None:
-        scaling = module.config.scaling
-        if isinstance(scaling, LongRoPE):
-            same = replace(scaling, short_factor=chosen(scaling), long_factor=chosen(scaling))
-            _with_rope(scaling=same)(module)
-
-    return each(RotaryEmbedding, change)
-
-
-LONGROPE = (
-    Deviation(
-        name="longrope's long factors at every length",
-        site="rope.cos",
-        apply=_one_set(lambda scaling: scaling.long_factor),
-        variants=("rope-longrope",),
-    ),
-    Deviation(
-        name="longrope's short factors at every length",
-        site="rope.cos",
-        apply=_one_set(lambda scaling: scaling.short_factor),
-        variants=("rope-longrope",),
-    ),
-    Deviation(
-        name="longrope's attention factor is left out",
-        site="rope.cos",
-        apply=_scaling(LongRoPE, lambda _: {"amplitude": lambda: 1.0}),
-        variants=("rope-longrope",),
-    ),
-)
 
 # --- attention ---
 

@@ -1,7 +1,10 @@
 """Llama 1 to 3.x, and SmolLM2."""
 
+from dataclasses import replace
+
 from fixtures import llama as tiny
 from parity_tests.families import deviations as shared
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
 from parity_tests.harness.record import Family, Known
 from reference_impl.models.llama import LlamaLayer
@@ -13,9 +16,10 @@ FAMILY = Family(
     rows=("L5", "M4"),
     inert={"pretraining_tp": "nothing reads it; releases that did sliced the products, which rounds otherwise"},
     variants=tiny.VARIANTS,
+    alone=(replace(scalings.ALONE, variants=("rope-*-*",)),),  # one of each scaling is compared in full
     units=decoder_units(inside=LLAMA_LAYER),
     known=(
-        *shared.YARN_KNOWN,
+        *scalings.KNOWN,
         *shared.WAYS_KNOWN,
         Known(
             name="dynamic NTK keeps the table of the longest call",
@@ -30,10 +34,8 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
-        shared.scaled(("rope-*",)),
-        *shared.yarn(("rope-yarn",)),
-        shared.LLAMA3,
-        *shared.LONGROPE,
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
         *shared.ATTENTION,
         *shared.MASK,
         *shared.gated_ffn(),

@@ -5,10 +5,11 @@ from typing import Any
 from fixtures import qwen2_moe as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, LOADING, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -24,6 +25,7 @@ FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
     variants=tiny.VARIANTS,
+    alone=(scalings.ALONE, windows.ALONE),
     units=decoder_units(
         inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
     ),
@@ -35,6 +37,16 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     known=(
+        *scalings.KNOWN,
+        *windows.WINDOW_OF_ONE,
+        Known(
+            name="a head_dim that is not d_model / n_heads is refused",
+            sites=(LOADING,),
+            raises="ValueError",
+            until="5.0.0",
+            variants=tuple(name for name in tiny.VARIANTS if name.startswith("rope-") and not name.endswith("-bare")),
+            link="measured with 4.57.6",
+        ),
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
@@ -67,9 +79,12 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
         *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
         *shared.MASK,
-        *windows.windows(("window",)),
+        *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         OTHERS,
         EVERY,
         *shared.gated_ffn(("steps", "window")),

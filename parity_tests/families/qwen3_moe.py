@@ -5,6 +5,7 @@ from typing import Any
 from fixtures import qwen3_moe as tiny
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
@@ -25,6 +26,7 @@ FAMILY = Family(
     name="qwen3_moe",
     hf_class="Qwen3MoeForCausalLM",
     variants=tiny.VARIANTS,
+    alone=(scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse, rows=("F3",)))),
     backends=(
         Backend("eager", "eager"),
@@ -34,6 +36,8 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     known=(
+        *scalings.KNOWN,
+        *windows.WINDOW_OF_ONE,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
@@ -49,10 +53,13 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
         *windows.attention(narrow=("*",), grouped=AGREED, qkv_bias=("biased",), out_bias=("biased",)),
         *windows.QK_NORM,
         *shared.MASK,
-        *windows.windows(("window",)),
+        *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         EVERY,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),

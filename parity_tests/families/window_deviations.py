@@ -12,13 +12,20 @@ from torch import Tensor
 
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import Change, each, forward_of
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import Alone, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, softmax_attention, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.norm import RMSNorm
 
 Windows = list[int | None]
+
+ALONE = Alone(
+    variants=("every-*",),
+    sites=("mask", "attn.probs", "attn", "logits"),
+    levels=("block", "model", "cache", "generation"),
+)
+"""A window shows in the mask, and in what a cache still holds."""
 
 # --- windows ---
 
@@ -78,7 +85,7 @@ OF_ONE = Deviation(
     name="a window of one token is forgotten in steps",
     site="cache",
     apply=each(Decoder, _everything_in_steps),
-    variants=("window-1",),
+    variants=("window-1", "every-1"),
 )
 
 

@@ -10,7 +10,17 @@ import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, cases, config_of, deviation_cases, is_deep, points, rounded, usual
+from parity_tests.harness.points import (
+    Options,
+    alone_in,
+    cases,
+    config_of,
+    deviation_cases,
+    is_deep,
+    points,
+    rounded,
+    usual,
+)
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 
@@ -57,6 +67,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     elif "case" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
+        if level := metafunc.definition.get_closest_marker("level"):
+            found = [c for c in found if (alone := alone_in(c.family, c.variant)) is None or level.args[0] in alone.levels]
         if metafunc.definition.get_closest_marker("one_backend"):
             found = [case for case in found if usual(case)]
         if metafunc.definition.get_closest_marker("rounding_once"):
@@ -65,6 +77,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if case.trained]
         if metafunc.definition.get_closest_marker("tiny"):
             found = [case for case in found if not case.trained]
+        if metafunc.definition.get_closest_marker("broad"):
+            found = [case for case in found if alone_in(case.family, case.variant) is None]
         if metafunc.definition.get_closest_marker("shallow"):
             found = [case for case in found if case.trained or not is_deep(case.family, case.variant)]
         if field := metafunc.definition.get_closest_marker("has"):

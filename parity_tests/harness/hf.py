@@ -65,13 +65,10 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         model, told = getattr(transformers, hf_class).from_pretrained(
             **where, **options, local_files_only=True, output_loading_info=True
         )
-    except ValueError as error:
+    except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
-        raise
-    except Exception as error:
-        line = (str(error).strip().splitlines() or [""])[-1].strip()
-        name = type(error).__name__
+        line, name = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
         raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)

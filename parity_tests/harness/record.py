@@ -229,6 +229,25 @@ class Backend:
         return f"{self.attention}.{self.experts}" if self.experts else self.attention
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Variants that are there for one thing, which rounding and backends show elsewhere: compared under the lens with the first
+    backend, at these levels, and there at the kinds of sites that show it. Both are patterns.
+    """
+
+    variants: tuple[str, ...]
+    sites: tuple[str, ...] = ("*",)
+    levels: tuple[str, ...] = ("block", "model")
+
+    def concerns(self, variant: str) -> bool:
+        """Whether a variant is one of these."""
+        return any(fnmatchcase(variant, pattern) for pattern in self.variants)
+
+    def shows(self, kind: str) -> bool:
+        """Whether a kind of site is compared."""
+        return any(fnmatchcase(kind, pattern) for pattern in self.sites)
+
+
 def reads_text(config: Any) -> Reads:
     """What a decoder-only model with rotary positions reads."""
     return Reads(vocab_size=config.vocab_size)
@@ -242,7 +261,7 @@ class Family:
     name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
     caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
     rows: what the seeds describe that the whole family shows. inert: fields of transformers' config that change no number of a
-    forward, with the reason; `*` stands for anything.
+    forward, with the reason; `*` stands for anything. alone: the variants that are there for one thing.
     """
 
     name: str
@@ -257,6 +276,7 @@ class Family:
     known: tuple[Known, ...] = ()
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
+    alone: tuple[Alone, ...] = ()
 
     def deviation(self, name: str) -> Deviation:
         """The deviation of this name; of several, which differ in where they show, the first will do.
