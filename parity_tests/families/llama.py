@@ -1,6 +1,7 @@
 """Llama 1 to 3.x, and SmolLM2."""
 
 from fixtures import llama as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
 from parity_tests.harness.record import Family, Known
@@ -13,7 +14,9 @@ FAMILY = Family(
     inert={"pretraining_tp": "nothing reads it; releases that did sliced the products, which rounds otherwise"},
     variants=tiny.VARIANTS,
     units=decoder_units(inside=LLAMA_LAYER),
+    beside=beside.DECODER,
     known=(
+        beside.no_tuple_by_config("0"),
         *shared.YARN_KNOWN,
         *shared.WAYS_KNOWN,
         Known(
