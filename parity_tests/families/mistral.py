@@ -1,6 +1,7 @@
 """Mistral 7B to Nemo."""
 
 from fixtures import mistral as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -16,7 +17,14 @@ FAMILY = Family(
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
-    known=(*scalings.KNOWN, scalings.without_a_width(until="5.0.0"), *windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    beside=beside.DECODER,
+    known=(
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        scalings.without_a_width(until="5.0.0"),
+        *windows.WINDOW_OF_ONE,
+        *windows.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

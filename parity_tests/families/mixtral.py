@@ -1,6 +1,7 @@
 """Mixtral 8x7B and 8x22B."""
 
 from fixtures import mixtral as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -25,7 +26,15 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
-    known=(*scalings.KNOWN, *windows.WINDOW_OF_ONE, scalings.without_a_width(until=None), *mixtures.KNOWN, *shared.WAYS_KNOWN),
+    beside=beside.MIXTURE,
+    known=(
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        *windows.WINDOW_OF_ONE,
+        scalings.without_a_width(until=None),
+        *mixtures.KNOWN,
+        *shared.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fixtures import qwen2_moe as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -36,7 +37,9 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         *windows.WINDOW_OF_ONE,
         Known(

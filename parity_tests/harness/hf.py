@@ -193,6 +193,13 @@ def takes(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def can_ask(model: Any, switch: str) -> bool:
+    """Whether a model, or a part of it, knows a switch such as output_attentions: by an argument, or as what it records."""
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    recorded = [getattr(part, "_can_record_outputs", None) or {} for part in parts]
+    return any(takes(part, switch) for part in parts) or any(switch.removeprefix("output_") in each for each in recorded)
+
+
 def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch's inputs under transformers' names, masks as it wants them."""
     names = WITH_SOURCE if getattr(model.config, "is_encoder_decoder", False) else NAMES
@@ -287,7 +294,9 @@ def run(
     gradients: bool = False,
     **options: Any,
 ) -> Any:
-    """One forward, under the lens where the precision asks for it. Returns transformers' output."""
+    """One forward, under the lens where the precision asks for it. Returns transformers' output, a tuple where one is asked
+    for; an output has `logits` whatever the class calls them.
+    """
     kept = {"use_cache": not gradients} if takes(model, "use_cache") else {}
     given: dict[str, Any] = {**named(model, inputs), **kept, **options}
     if cache is not None:
@@ -299,7 +308,7 @@ def run(
     held = cache_of(output)
     if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
         held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
-    if not hasattr(output, "logits"):
+    if not isinstance(output, tuple) and not hasattr(output, "logits"):
         output.logits = logits_of(output)
     return output
 
