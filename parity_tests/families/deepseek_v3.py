@@ -56,7 +56,7 @@ FAMILY = Family(
             sites=(LOADING,),
             raises="KeyError",
             until="5.0.0",
-            variants=("rope-default*", "rope-longrope-no-factor*"),
+            says=lambda raw: bool(raw.get("rope_scaling")) and "factor" not in raw["rope_scaling"],
             link="measured with 4.57.6",
         ),
         *shared.WAYS_KNOWN,

@@ -21,7 +21,7 @@ FAMILY = Family(
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
-        scalings.without_a_width(until="5.0.0"),
+        *scalings.without_a_width(until="5.0.0"),
         *windows.WINDOW_OF_ONE,
         *windows.WAYS_KNOWN,
     ),

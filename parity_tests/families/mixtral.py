@@ -31,7 +31,7 @@ FAMILY = Family(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         *windows.WINDOW_OF_ONE,
-        scalings.without_a_width(until=None),
+        *scalings.without_a_width(until=None),
         *mixtures.KNOWN,
         *shared.WAYS_KNOWN,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,9 @@ ALONE = Alone(variants=("rope-*",), sites=("rope.*", "attn.keys", "attn.rope_key
 
 SCALED = ("rope-linear*", "rope-dynamic*", "rope-yarn*", "rope-llama3*", "rope-longrope*")
 YARNS = ("rope-yarn*", "yarn")
-INSIDE = ("rope-longrope", "rope-longrope-bare", "rope-longrope-temperature*")
-"""Variants of longrope with the original length inside rope_scaling."""
+
+Raw = Mapping[str, Any]
+"""What config.json says."""
 
 
 class _WithScaling:
@@ -136,15 +137,48 @@ def not_read(theta: float) -> Deviation:
     return _deviation("rope_parameters is not read", unread, "rope-*-parameters")
 
 
-def without_a_width(until: str | None) -> Known:
+def _scaled_by(*kinds: type[Unscaled]) -> Callable[[Any], bool]:
+    return lambda config: isinstance(config.rope.scaling, kinds)
+
+
+def _inside(raw: Raw, key: str) -> bool:
+    return key in (raw.get("rope_scaling") or {})
+
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def _within(raw: Raw) -> bool:
+    """The original length inside rope_scaling alone."""
+    return _inside(raw, ORIGINAL) and ORIGINAL not in raw
+
+
+def _beside(raw: Raw) -> bool:
+    """The original length beside rope_scaling alone."""
+    return ORIGINAL in raw and bool(raw.get("rope_scaling")) and not _inside(raw, ORIGINAL)
+
+
+def without_a_width(until: str | None) -> tuple[Known, ...]:
     """Of a family whose config class leaves `head_dim` null."""
-    return Known(
-        name="without head_dim, RoPE scaled by dynamic NTK, YaRN or longrope cannot be built",
-        sites=(LOADING,),
-        raises="TypeError",
-        until=until,
-        variants=("rope-dynamic-bare", "rope-yarn*-bare", "rope-longrope*-bare"),
-        link="found here: see Findings in the README",
+
+    def known(raises: str, *kinds: type[Unscaled], since: str = "0", until: str | None = until) -> Known:
+        return Known(
+            name="without head_dim, RoPE scaled by dynamic NTK, YaRN or longrope cannot be built",
+            sites=(LOADING,),
+            raises=raises,
+            since=since,
+            until=until,
+            where=_scaled_by(*kinds),
+            says=lambda raw: "head_dim" not in raw,
+            link="found here: see Findings in the README",
+        )
+
+    if until is not None:
+        return (known("TypeError", DynamicNTK, YaRN, LongRoPE),)
+    return (
+        known("TypeError", DynamicNTK, YaRN),
+        known("TypeError", LongRoPE, until="5.0.0"),
+        known("StrictDataclassClassValidationError", LongRoPE, since="5.0.0"),
     )
 
 
@@ -154,7 +188,7 @@ KNOWN = (
         sites=("rope.cos", "rope.sin"),
         since="4.51.0",
         until="4.56.0",
-        variants=YARNS,
+        where=_scaled_by(YaRN),
         link="https://github.com/huggingface/transformers/pull/40320",
         explained="YaRN's factor replaced by max / original",
     ),
@@ -162,7 +196,7 @@ KNOWN = (
         name="YaRN ignores original_max_position_embeddings",
         sites=("rope.cos", "rope.sin"),
         until="4.51.0",
-        variants=YARNS,
+        where=_scaled_by(YaRN),
         link="no issue known",
         explained="YaRN's ramp from max_position_embeddings",
     ),
@@ -171,7 +205,8 @@ KNOWN = (
         sites=("rope.cos", "rope.sin"),
         since="4.51.0",
         until="5.0.0",
-        variants=("rope-yarn-beside",),
+        where=_scaled_by(YaRN),
+        says=_beside,
         link="measured with 4.57.6",
         explained="YaRN's ramp from max_position_embeddings",
     ),
@@ -179,7 +214,8 @@ KNOWN = (
         name="longrope looks for original_max_position_embeddings beside rope_scaling alone",
         sites=("rope.cos", "rope.sin"),
         until="5.0.0",
-        variants=INSIDE,
+        where=_scaled_by(LongRoPE),
+        says=lambda raw: _within(raw) and _inside(raw, "factor"),
         link="measured with 4.57.6",
         explained="longrope changes its factors, and takes its attention factor, by max_position_embeddings",
     ),
@@ -188,7 +224,8 @@ KNOWN = (
         sites=(LOADING,),
         raises="TypeError",
         until="5.0.0",
-        variants=("rope-longrope-no-factor*",),
+        where=_scaled_by(LongRoPE),
+        says=lambda raw: _within(raw) and not _inside(raw, "factor"),
         link="measured with 4.57.6",
     ),
     Known(
@@ -196,14 +233,15 @@ KNOWN = (
         sites=(LOADING,),
         raises="KeyError",
         until="5.0.0",
-        variants=("rope-llama3-beside",),
+        where=_scaled_by(Llama3),
+        says=_beside,
         link="measured with 4.57.6",
     ),
     Known(
         name="rope_parameters is not read, though transformers 5 writes nothing else: neither theta nor the scaling arrives",
         sites=("rope.cos", "rope.sin"),
         until="5.0.0",
-        variants=("rope-*-parameters",),
+        says=lambda raw: "rope_parameters" in raw and "rope_scaling" not in raw,
         link="measured with 4.57.6",
         explained="rope_parameters is not read",
     ),
