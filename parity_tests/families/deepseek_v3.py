@@ -11,7 +11,7 @@ from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.harness.record import LOADING, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 
@@ -49,19 +49,18 @@ FAMILY = Family(
     known=(
         *scalings.KNOWN,
         Known(
-            name="a rope_scaling without a factor, of type default or longrope, raises KeyError",
-            sites=("*",),
+            name="a rope_scaling without a factor, of type default or longrope, raises",
+            sites=(LOADING,),
             until="5.0.0",
-            variants=("rope-default*", "rope-longrope-no-factor*"),
-            downstream=False,
-            link="measured with 4.57.6",
+            says=lambda raw: raw.get("rope_scaling") is not None and "factor" not in raw["rope_scaling"],
+            link=scalings.MEASURED,
+            raises="KeyError",
         ),
         *shared.WAYS_KNOWN,
         Known(
             name="masked groups are filled with 0, which a negative score loses to",
             sites=("ffn.router.choice", "ffn", "ffn.experts"),
             until="5.6.0",
-            variants=("negative-bias",),
             link="https://github.com/huggingface/transformers/pull/45441",
             explained="groups masked with 0 instead of -inf",
         ),

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import AS_ONE_READS, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.ffn import GatedFFN
+from reference_impl.mla import MLA
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, rotate_pairs
 
-WAYS_KNOWN = (
-    Known(
-        name="eager attention adds a boolean mask of four dimensions to the scores",
-        sites=("mask-4d.bool",),
-        attention=("eager",),
-        downstream=False,
-        link="found here: see Findings in the README",
-    ),
-    Known(
-        name="several texts in one row see each other when a cache is kept",
-        sites=("packed.with-cache",),
-        downstream=False,
-        link="found here: see Findings in the README",
-    ),
+BOOLEAN_MASK_KNOWN = Known(
+    name="eager attention adds a boolean mask of four dimensions to the scores",
+    sites=("mask-4d.bool",),
+    attention=("eager",),
+    link="found here: see Findings in the README",
+    explained="a boolean mask is added to the scores",
+    local=True,
 )
+PACKED_KNOWN = Known(
+    name="several texts in one row see each other when a cache is kept",
+    sites=("packed.with-cache",),
+    link="found here: see Findings in the README",
+    explained=AS_ONE_READS,
+    local=True,
+)
+WAYS_KNOWN = (BOOLEAN_MASK_KNOWN, PACKED_KNOWN)
 """Of every decoder built like Llama: a mask is taken as it comes, and positions are looked at where there is no cache."""
 
 Change = Callable[[nn.Module], None]
 
 
-def each(kind: type[nn.Module], change: Callable[[Any], None]) -> Change:
-    """Change every module of a kind in the tree."""
+def each(kind: type[nn.Module] | tuple[type[nn.Module], ...], change: Callable[[Any], None]) -> Change:
+    """Change every module of a kind, or of several, in the tree."""
 
     def apply(root: nn.Module) -> None:
         for module in list(root.modules()):
@@ -234,7 +238,24 @@ def masks(kind: type[nn.Module]) -> tuple[Deviation, ...]:
     )
 
 
-MASK = masks(Decoder)
+def _softmax_of_the_sum(scores: Tensor, visible: Tensor) -> Tensor:
+    return (scores + visible).softmax(-1)
+
+
+def _mask_added(module: Any) -> None:
+    forward, home = module.forward, sys.modules[type(module).__module__]
+
+    def added(*args: Any) -> Tensor:
+        with patch.object(home, "softmax_attention", _softmax_of_the_sum):
+            return forward(*args)
+
+    module.forward = added
+
+
+MASK = (
+    *masks(Decoder),
+    Deviation(name="a boolean mask is added to the scores", site="attn.probs", apply=each((Attention, MLA), _mask_added)),
+)
 
 # --- feed-forward ---
 

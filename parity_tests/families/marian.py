@@ -9,8 +9,8 @@ from torch import nn
 from fixtures import marian as tiny
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
-from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, post_norm_units, reads
-from parity_tests.harness.record import Deviation, Family, Known
+from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
+from parity_tests.harness.record import LOADING, Deviation, Family, Known
 from reference_impl.sinusoidal import sinusoidal_interleaved
 
 SCALED = ("base", "apart*", "odd")
@@ -50,15 +50,16 @@ FAMILY = Family(
             name="the table of sines is trained once it was loaded, and not saved",
             sites=("trainable",),
             since="5.0.0",
-            downstream=False,
             link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
+            unexplained="a fixed table is no parameter, and the reference has no gradient for it",
         ),
         Known(
             name="the encoder does not scale embeddings given for ids, as the decoder does",
             sites=("inputs_embeds",),
-            variants=SCALED,
-            downstream=False,
+            where=lambda config: config.scaled_embedding,
             link="measured in 4.57.6 and 5.24.0",
+            explained="the embedding is not scaled",
+            local=True,
         ),
         Known(
             name="a head that is tied to the decoder's embedding is tied to the encoder's",
@@ -67,16 +68,19 @@ FAMILY = Family(
             until="5.4.0",
             variants=("apart",),
             link="https://github.com/huggingface/transformers/issues/45005",
+            unexplained="TODO",
         ),
         Known(
             name="a decoder with a vocabulary of its own cannot be loaded",
-            sites=("*",),
+            sites=(LOADING,),
             until="5.0.0",
-            variants=("apart",),
-            link="measured: RuntimeError, the decoder's embedding is made with the source's vocabulary",
+            where=lambda config: config.decoder_vocab_size != config.vocab_size,
+            link="measured: the decoder's embedding is made with the source's vocabulary",
+            raises="RuntimeError",
         ),
     ),
     deviations=(
+        LAYERS_DRAWN,
         sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), SCALED),
         sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), ("unscaled",)),
         sides.of_stack("sines and cosines interleaved", "encoder.embedded", _interleaved),

@@ -16,7 +16,13 @@ FAMILY = Family(
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
-    known=(*scalings.KNOWN, scalings.without_a_width(until="5.0.0"), windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(
+        *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
+        *scalings.without_a_width(until="5.0.0"),
+        windows.WINDOW_OF_ONE,
+        *windows.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

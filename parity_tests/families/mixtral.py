@@ -25,7 +25,14 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
-    known=(*scalings.KNOWN, windows.WINDOW_OF_ONE, scalings.without_a_width(until=None), *mixtures.KNOWN, *shared.WAYS_KNOWN),
+    known=(
+        *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
+        windows.WINDOW_OF_ONE,
+        *scalings.without_a_width(until=None),
+        *mixtures.KNOWN,
+        *shared.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

@@ -21,7 +21,7 @@ FAMILY = Family(
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L6", "M4"),
-    known=(*scalings.KNOWN, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(*scalings.KNOWN, scalings.WITHOUT_A_FACTOR, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

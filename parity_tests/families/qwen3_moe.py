@@ -37,14 +37,16 @@ FAMILY = Family(
     rows=("M4", "G1"),
     known=(
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         windows.WINDOW_OF_ONE,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
-            sites=("mask", "attn.probs", "attn", "dynamic.*.held"),
-            variants=("top-layers",),
+            sites=("mask", "attn.probs", "attn"),
+            where=windows.in_some_layers,
+            says=lambda raw: "layer_types" not in raw,
             link="no issue known",
             explained="every layer has the window",
         ),

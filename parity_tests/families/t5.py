@@ -174,30 +174,31 @@ FAMILY = Family(
                 sites=sites,
                 since=since,
                 until=until,
-                variants=("gated", "near"),
-                downstream=False,
-                link="measured: IndexError",
+                where=lambda config: config.n_decoder_layers > config.n_encoder_layers,
+                link="measured",
+                raises="IndexError",
             )
             for sites, since, until in (
-                (("static.*",), "0", None),
+                (("static.steps", "static.chunks"), "0", None),
                 (("greedy", "left-padded", "eos"), "4.54.0", "5.0.0"),
                 (("greedy", "left-padded", "eos"), "5.1.0", None),
             )
         ),
         Known(
             name="wo is loaded in float32, and its output stays so",
-            sites=("encoder.ffn", "decoder.ffn"),
+            sites=("encoder.ffn", "decoder.ffn"),  # TODO
             since="5.0.0",
             until="5.1.0",
             precisions=("bf16",),
             link="measured: 5.1.0 loads it in bfloat16",
+            unexplained="it is one of rounding, which no deviation in float64 shows",
         ),
         Known(
             name="an untied head is scaled",
             sites=("logits", "lm_head"),
             since="5.0.0",
             until="5.1.0",
-            variants=UNTIED,
+            where=lambda config: not config.tied_head,
             link="measured: 5.1.0 does not",
             explained="an untied head is scaled",
         ),

@@ -204,17 +204,32 @@ def attention(**places: tuple[str, ...]) -> tuple[Deviation, ...]:
     return tuple(deviation for deviation in found if deviation.variants)
 
 
+
+LONGEST = 45
+"""Of the texts that are compared."""
+
+
+def within_reach(config: Any) -> bool:
+    """Of windows shorter than the longest text that is compared: of longer ones nothing shows."""
+    return config.window is not None and config.window < LONGEST
+
+
+def in_some_layers(config: Any) -> bool:
+    """Of those that not every layer has."""
+    return within_reach(config) and len(config.window_layers) < config.n_layers
+
+
 WINDOW_OF_ONE = Known(
     name="a window of one token is forgotten by the dynamic cache",
-    sites=("dynamic.*", "greedy", "left-padded*", "prefilled", "eos"),
+    sites=("dynamic.steps", "dynamic.chunks", "greedy", "left-padded", "prefilled", "eos"),
     link="no issue known",
     since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
-    variants=("window-1", "every-1"),
-    downstream=False,
+    where=lambda config: config.window == 1,
+    unexplained="TODO",
 )
 
 WAYS_KNOWN = (
-    *(known for known in shared.WAYS_KNOWN if known.sites != ("packed.with-cache",)),
-    *(replace(known, variants=("*[!1]",)) for known in shared.WAYS_KNOWN if known.sites == ("packed.with-cache",)),
+    shared.BOOLEAN_MASK_KNOWN,
+    replace(shared.PACKED_KNOWN, where=lambda config: config.window != 1),
 )
 """Llama's, but that through a window of one token no text sees another."""

@@ -10,7 +10,17 @@ import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, alone_in, cases, config_of, deviation_cases, is_deep, points, rounded, usual
+from parity_tests.harness.points import (
+    Options,
+    alone_in,
+    cases,
+    config_of,
+    deviation_cases,
+    is_deep,
+    points,
+    rounded,
+    usual,
+)
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.case import Case, twin
+from parity_tests.harness.known import expected
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.shapes import unchecked
 from reference_impl.generation import generate_greedy
@@ -19,7 +20,7 @@ def generate_both(
 
     read: transformers is given a cache of so many tokens of the prompt.
     """
-    model = reference(case)
+    model = expected(case)
 
     def mine() -> Tensor:
         with unchecked():

@@ -17,14 +17,20 @@ from torch import Tensor, nn
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.lens import Lens
-from parity_tests.harness.record import Backend, Call, Unit
+from parity_tests.harness.record import LOADING, Backend, Call, Unit
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
 class Crashed(Exception):
-    """transformers raised, on input that is legal."""
+    """transformers raised, on input that is legal. raised: what, by the exception's name; None where it gave what cannot be
+    compared. stage: a site of its own, where it keeps everything else from being compared.
+    """
+
+    def __init__(self, message: str, *, raised: str | None = None, stage: str | None = None):
+        super().__init__(message)
+        self.raised, self.stage = raised, stage
 
 
 VERSION = transformers.__version__
@@ -60,8 +66,9 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
-        last = (str(error).splitlines() or [""])[-1].strip()
-        raise Crashed(f"transformers raises {type(error).__name__} on loading: {last}") from error
+        line = (str(error).strip().splitlines() or [""])[-1].strip()
+        name = type(error).__name__
+        raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
     model.not_trained = fixed
@@ -122,8 +129,8 @@ def crashes() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise Crashed(f"transformers raises {type(error).__name__}: {line}") from error
+        line, name = (str(error).splitlines() or [""])[0], type(error).__name__
+        raise Crashed(f"transformers raises {name}: {line}", raised=name) from error
 
 
 def forget(model: nn.Module) -> None:

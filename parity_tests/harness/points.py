@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -174,7 +175,7 @@ def kinds_of(family: str, variant: str) -> list[tuple[str, str, bool]]:
 
 
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
-    """Every deviation, with the smallest of the variants in which it is live; one that is there for something else comes last."""
+    """Every deviation, with the smallest of the variants in which it is live; those that are there for one thing come last."""
     tiny = [c for c in cases(options, ("f64",)) if c.backend == c.record.backends[0] and not c.trained]
     smallest_first = sorted(
         tiny, key=lambda case: (alone_in(case.family, case.variant) is not None, getattr(config_of(case), "n_layers", 0))
@@ -198,3 +199,8 @@ def config_at(family: str, variant: str) -> Any:
 def config_of(case: Case) -> Any:
     """The same of a case."""
     return config_at(case.family, case.variant)
+
+
+def raw_config_of(case: Case) -> Mapping[str, Any]:
+    """What the file of a case itself says: config.json, or GGUF's metadata."""
+    return open_checkpoint(case.source).config if case.trained else case.record.variants[case.variant]

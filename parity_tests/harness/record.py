@@ -122,8 +122,8 @@ class Deviation:
     """A named single departure of the reference, which must show, be caught at `site`, and explain.
 
     apply: changes a module of the reference in place, wherever in its tree the thing to change is.
-    variants: patterns of the variants in which it is live. site: the kind of the first site that shows it; "cache" when
-    only a run over a cache does.
+    variants: patterns of the variants in which it is live. site: the kind of the first site that shows it; where no unit
+    does, "cache" for a run over a cache, "dynamic.chunks" for one of several tokens at once, or `TRAINING`.
     """
 
     name: str
@@ -136,24 +136,49 @@ class Deviation:
         return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def of(self, model: nn.Module) -> Any:
-        """A copy of `model` that departs, made once; it shares the weights."""
+        """A copy of `model` that departs, see `departing`."""
+        return departing(model, (self,))
 
-        def make() -> nn.Module:
-            copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-            self.apply(copied)
-            return copied
 
-        return of_model(model, self, make)
+def departing(model: nn.Module, deviations: tuple[Deviation, ...]) -> Any:
+    """A copy of `model` that departs in these ways, made once; it shares the weights. Without any, `model` itself."""
+
+    def make() -> nn.Module:
+        copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        for deviation in deviations:
+            deviation.apply(copied)
+        return copied
+
+    return of_model(model, deviations, make) if deviations else model
+
+
+def any_config(config: Any) -> bool:
+    """Of a difference that every model of a family has."""
+    return True
+
+
+TRAINING = "training"
+"""The site of a deviation that only a pass in training mode shows."""
+
+AS_ONE_READS = "transformers gives what the reference gives for the same inputs"
+"""Explains that a law does not hold, where the reference, asked alike, does not keep it either."""
+
+LOADING, FORWARD = "loading", "forward"
+"""The sites of what keeps transformers from giving anything at all: it raises when it loads a model, or when it runs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A difference that is upstream's own and known. It covers its sites and what lies downstream of them, and is an error
-    itself once it stops appearing in the releases from `since` to before `until`.
+    """A difference that is upstream's own and known, in the releases from `since` to before `until`. What it covers, and
+    when it has to show, are the rules of `harness/known.py`.
 
-    sites: kinds of sites as test ids have them, or patterns of those of caches and generation; where the first is not
-    shown, the next stands in for it. attention, precisions: with which of them it appears. downstream: whether it changes what
-    comes after. explained: the deviation that says what transformers does instead, checked where it appears.
+    sites: where it shows, one by one: kinds of sites as test ids have them, and those of caches, generation, training and
+    the rest. Of kinds, where the first is not shown, the next stands in for it. where: the configs that have it, of the
+    reference; says: what config.json says in those that have it, where spellings of one config differ; variants: patterns of
+    their names, where that is of the tensors. attention, precisions: with which of them it appears. explained: the deviation
+    that says what transformers does instead, or `AS_ONE_READS`; whatever else the case is asked is compared with that, but
+    for a `local` one, which is of its sites alone, as another way into the model is. Without one, `unexplained` says why
+    there is none, and it covers its sites and no others. raises: the exception that it is, of those that are one.
     """
 
     name: str
@@ -161,27 +186,23 @@ class Known:
     link: str
     since: str = "0"
     until: str | None = None
+    where: Callable[[Any], bool] = any_config
+    says: Callable[[Mapping[str, Any]], bool] = any_config
     variants: tuple[str, ...] = ("*",)
     attention: tuple[str, ...] = ("eager", "sdpa")
     precisions: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
-    downstream: bool = True
     explained: str | None = None
+    local: bool = False
+    unexplained: str = ""
+    raises: str | None = None
+
+    def names(self, variant: str) -> bool:
+        """Whether it is of a variant by its name."""
+        return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def in_release(self, version: str) -> bool:
         """Whether a release has it."""
         return Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
-
-    def concerns(self, variant: str, version: str) -> bool:
-        """Whether it is to be expected of a variant in this release."""
-        return self.in_release(version) and any(fnmatchcase(variant, pattern) for pattern in self.variants)
-
-    def must_show(self, precision: str) -> bool:
-        """Whether its absence is an error. Below float64 it may drown in rounding, and counts where it has no float64."""
-        return precision == "f64" or "f64" not in self.precisions
-
-    def at(self, kind: str) -> bool:
-        """Whether a kind of site, or a site of a cache or of generation, is one of its own."""
-        return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
     @property
     def note(self) -> str:
@@ -256,6 +277,13 @@ class Family:
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
     alone: tuple[Alone, ...] = ()
+
+    def deviation(self, name: str) -> Deviation:
+        """The deviation of this name; of several, which differ in where they show, the first will do.
+
+        Errors: KeyError when the record lists none.
+        """
+        return {deviation.name: deviation for deviation in reversed(self.deviations)}[name]
 
     def units_of(self, config: Any) -> list[Unit]:
         """Every unit of a model with this config, in the order in which they run."""
