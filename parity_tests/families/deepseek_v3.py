@@ -11,7 +11,7 @@ from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import LOADING, Backend, Family, Known
+from parity_tests.harness.record import LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 
@@ -31,7 +31,7 @@ FAMILY = Family(
         "num_nextn_predict_layers": "modules for multi-token prediction, apart from the model proper",
     },
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),

@@ -10,7 +10,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, LOADING, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -44,7 +44,7 @@ FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(
         inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
     ),

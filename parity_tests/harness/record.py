@@ -248,6 +248,10 @@ class Alone:
         return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
 
+PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer", "model", "cache", "generation"))
+"""Configs that leave everything to the defaults but the sizes, and those that their makers published."""
+
+
 def reads_text(config: Any) -> Reads:
     """What a decoder-only model with rotary positions reads."""
     return Reads(vocab_size=config.vocab_size)
