@@ -3,6 +3,7 @@
 from typing import Any
 
 from fixtures import deepseek_v2 as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
@@ -43,7 +44,9 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     inert={"pretraining_tp": "nothing reads it"},
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
         *shared.WAYS_KNOWN,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import deepseek_v3 as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
@@ -46,7 +47,9 @@ FAMILY = Family(
         Backend("eager", "batched_mm", ("f64", "f32"), variants=("no-renorm", "shared-2", "negative-bias")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         Known(
             name="a rope_scaling without a factor, of type default or longrope, raises",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import fnet as tiny
+from parity_tests.families import beside
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import bare_bias, each, forward_of
 from parity_tests.families.units import block, only_hidden, output
@@ -132,6 +133,7 @@ FAMILY = Family(
     reads=reads,
     caches=(),
     backends=(Backend("eager", precisions=("f64", "f32")),),  # there is no attention, and no transform in half precision
+    beside=(beside.hidden_states(),),
     deviations=(
         *shared.layer_norm("embed.norm", configured=True),
         *(Deviation(name=name, site="mixer", apply=transformed(how)) for name, how in MIXING.items()),

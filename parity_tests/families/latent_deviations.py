@@ -18,10 +18,10 @@ from reference_impl.position import rotate_gathered, rotate_halves
 KNOWN = (
     Known(
         name="the cache holds expanded keys and values",
-        sites=("attn.latent", "attn.rope_key", "dynamic.steps.held", "dynamic.chunks.held"),
+        sites=("attn.latent", "attn.rope_key", "dynamic.steps.held", "dynamic.chunks.held", "cache.held", "cache.training"),
         until="5.15.0",
         link="measured: shapes (b, h, t, d) up to 5.14",
-        unexplained="TODO",
+        unexplained="a cache of expanded keys and values has no latent that could be compared",
     ),
     Known(
         name="a static cache cannot hold values narrower than keys",

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fixtures import marian as tiny
+from parity_tests.families import beside
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
@@ -45,7 +46,9 @@ FAMILY = Family(
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("M5", "P2", "G1"),
     inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
+    beside=beside.two_sides("embedded"),
     known=(
+        beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,
         Known(
             name="the table of sines is trained once it was loaded, and not saved",

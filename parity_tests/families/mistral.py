@@ -1,6 +1,7 @@
 """Mistral 7B to Nemo."""
 
 from fixtures import mistral as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -16,11 +17,13 @@ FAMILY = Family(
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
+    beside=beside.DECODER,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
         *scalings.without_a_width(until="5.0.0"),
-        windows.WINDOW_OF_ONE,
+        *windows.WINDOW_OF_ONE,
         *windows.WAYS_KNOWN,
     ),
     deviations=(
@@ -31,6 +34,7 @@ FAMILY = Family(
         *windows.attention(narrow=("window",), grouped=("window",)),
         *shared.MASK,
         *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         *shared.gated_ffn(("window",)),
         *shared.pre_norm_layer(MistralLayer),
         *shared.trunk(many_layers=()),

@@ -1,6 +1,7 @@
 """Mixtral 8x7B and 8x22B."""
 
 from fixtures import mixtral as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -25,10 +26,12 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
     rows=("L7", "M4", "G1"),
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
-        windows.WINDOW_OF_ONE,
+        *windows.WINDOW_OF_ONE,
         *scalings.without_a_width(until=None),
         *mixtures.KNOWN,
         *shared.WAYS_KNOWN,
@@ -41,6 +44,7 @@ FAMILY = Family(
         *windows.attention(narrow=SOME, grouped=("base", "window")),
         *shared.MASK,
         *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         *mixtures.softmax_router(several=(*SOME, "top-all"), some=SOME),
         *mixtures.experts(many=("base",), weighed=(*SOME, "top-all"), silu=(*SOME, "top-all")),
         *shared.pre_norm_layer(MixtralLayer),

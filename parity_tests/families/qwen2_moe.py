@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fixtures import qwen2_moe as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -55,7 +56,9 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
         Known(
@@ -105,6 +108,7 @@ FAMILY = Family(
         *windows.attention(grouped=AGREED, qkv_bias=("base", "steps", "window")),
         *shared.MASK,
         *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         OTHERS,
         EVERY,
         *shared.gated_ffn(("steps", "window")),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fixtures import qwen3 as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -21,7 +22,14 @@ FAMILY = Family(
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L6", "M4"),
-    known=(*scalings.KNOWN, scalings.WITHOUT_A_FACTOR, windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    beside=beside.DECODER,
+    known=(
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
+        *windows.WINDOW_OF_ONE,
+        *windows.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
@@ -31,6 +39,7 @@ FAMILY = Family(
         *windows.QK_NORM,
         *shared.MASK,
         *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         *windows.window_layers(("window",)),
         windows.unused_window(5, ("unused",)),
         *shared.gated_ffn(("window",)),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fixtures import qwen3_moe as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -35,10 +36,12 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
+    beside=beside.MIXTURE,
     known=(
+        beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
-        windows.WINDOW_OF_ONE,
+        *windows.WINDOW_OF_ONE,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
         mixtures.FLOAT32_WEIGHTS,
@@ -60,6 +63,7 @@ FAMILY = Family(
         *windows.QK_NORM,
         *shared.MASK,
         *windows.windows(("window", "every-4")),
+        windows.OF_ONE,
         EVERY,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "biased"), some=("base", "window", "biased"), bare=("steps",)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import rwkv as tiny
+from parity_tests.families import beside
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
@@ -19,6 +20,7 @@ from parity_tests.harness.record import (
     PUBLISHED,
     Arguments,
     Backend,
+    Beside,
     Call,
     Deviation,
     Family,
@@ -77,6 +79,15 @@ def units(config: Any) -> list[Unit]:
         block("lm_head", "head", axes="b s v"),
         Unit(name="", hf="", label="logits", level="model", sites=(Site("", "b s v", lambda c: c.output["logits"]),)),
     ]
+
+
+TIME_MIXED = Beside(
+    name="attentions",
+    sites=lambda units: [unit.name for unit in units if unit.name.endswith(".time")],
+    axes="b s d",
+    switch="output_attentions",
+)
+"""What the token mixers give: there are no probabilities."""
 
 
 class Alone(Reads):
@@ -262,6 +273,7 @@ FAMILY = Family(
     caches=("dynamic",),
     holds=("b d", "b d", "b f", "b f", "b f"),
     backends=(Backend("eager"),),
+    beside=(beside.AFTER_LAYERS, TIME_MIXED),
     known=KNOWN,
     deviations=(
         *(replace(deviation, variants=PLAIN) for deviation in shared.layer_norm("embed_norm", configured=False)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
+from parity_tests.families import beside
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
@@ -179,7 +180,9 @@ FAMILY = Family(
         "is_decoder": "of a decoder by itself",
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
     },
+    beside=beside.two_sides("embedded", "norm"),
     known=(
+        beside.no_tuple_by_config("5.0.0"),
         *(
             Known(
                 name="a decoder deeper than the encoder cannot generate: its cache has the encoder's layers",

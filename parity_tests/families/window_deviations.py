@@ -72,6 +72,23 @@ def _one_key_short(model: Decoder) -> None:
     model.new_cache = lambda: KVCache(len(shorter), windows=shorter)
 
 
+def _everything_in_steps(model: Decoder) -> None:
+    """Layers with a window of one keep all keys, and the mask of a single token, one key wide, lets it see them all."""
+    windows, layers = model.windows, list(model.layers)
+    model.new_cache = lambda: KVCache(len(windows), windows=[None if window == 1 else window for window in windows])
+    for layer, window in zip(layers, windows, strict=True):
+        if window == 1:
+            layer.mask.forward = lambda visible: torch.ones_like(visible) if visible.shape[-2] == 1 else visible
+
+
+OF_ONE = Deviation(
+    name="a window of one token is forgotten in steps",
+    site="cache",
+    apply=each(Decoder, _everything_in_steps),
+    variants=("window-1", "every-1"),
+)
+
+
 def windows(live: tuple[str, ...]) -> tuple[Deviation, ...]:
     """Of variants with a window that is longer than 1 token and shorter than the prompt."""
 
@@ -219,13 +236,48 @@ def in_some_layers(config: Any) -> bool:
     return within_reach(config) and len(config.window_layers) < config.n_layers
 
 
-WINDOW_OF_ONE = Known(
-    name="a window of one token is forgotten by the dynamic cache",
-    sites=("dynamic.steps", "dynamic.chunks", "greedy", "left-padded", "prefilled", "eos"),
-    link="no issue known",
-    since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
-    where=lambda config: config.window == 1,
-    unexplained="TODO",
+def _of_one(config: Any) -> bool:
+    return config.window == 1
+
+
+WINDOW_OF_ONE = (
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
+        sites=("dynamic.steps", "dynamic.steps.held", "greedy", "left-padded", "left-padded.alone", "eos"),
+        since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
+        where=_of_one,
+        attention=("eager",),
+        link="found here: see Findings in the README",
+        explained="a window of one token is forgotten in steps",
+        local=True,  # a static cache keeps the window
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step sees even padding",
+        sites=("dynamic.steps",),
+        since="4.56.0",
+        where=_of_one,
+        attention=("sdpa",),
+        link="found here: see Findings in the README",
+        unexplained="what sdpa makes of padding has no meaning, and here it is seen",
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, which holds all",
+        sites=("dynamic.steps.held", "greedy", "left-padded.alone", "eos"),
+        since="4.56.0",
+        where=_of_one,
+        attention=("sdpa",),
+        link="found here: see Findings in the README",
+        explained="a window of one token is forgotten in steps",
+        local=True,
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and several tokens meet a mask of another width",
+        sites=("dynamic.chunks", "dynamic.chunks.held", "prefilled"),
+        since="4.56.0",
+        where=_of_one,
+        link="found here: see Findings in the README",
+        raises="RuntimeError",
+    ),
 )
 
 WAYS_KNOWN = (

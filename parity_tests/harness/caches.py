@@ -84,7 +84,7 @@ def compare_schedule(run: Run, schedule: str, *, static: bool, held: bool = Fals
     try:
         return reduce(worse, _held(run, schedule) if held else _logits(run, schedule, static))
     except hf.Crashed as reason:
-        return refused(str(reason))
+        return refused(str(reason), reason.raised)
 
 
 def agreement(batches: Sequence[Batch], theirs: Sequence[Tensor], model: Any, schedule: str) -> Outcome:

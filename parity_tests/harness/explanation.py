@@ -9,6 +9,7 @@ from typing import Any
 from parity_tests.harness.case import Case, reference
 from parity_tests.harness.compare import Outcome
 from parity_tests.harness.known import Against, departures
+from parity_tests.harness.points import config_of
 from parity_tests.harness.record import Deviation, departing
 
 Compared = Callable[[Against], Outcome]
@@ -25,7 +26,7 @@ def explain_site(case: Case, site: str, compared: Compared) -> Deviation | None:
     """
     if case.precision != "f64":
         return None
-    kinds = {kind for kind, *_ in case.record.kinds(reference(case).config)}
+    kinds = {kind for kind, *_ in case.record.kinds(config_of(case))}
     here = departures(case, site)
     for deviation in sorted(case.deviations, key=lambda deviation: deviation.site in kinds):
         if compared(partial(_with, case, (*here, deviation))).verdict == "same":

@@ -62,16 +62,17 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         where["config"] = transformers.AutoConfig.from_pretrained(**where)
     options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     try:
-        model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
+        model, told = getattr(transformers, hf_class).from_pretrained(
+            **where, **options, local_files_only=True, output_loading_info=True
+        )
     except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
-        line = (str(error).strip().splitlines() or [""])[-1].strip()
-        name = type(error).__name__
+        line, name = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
         raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
-    model.not_trained = fixed
+    model.not_trained, model.left_random = fixed, sorted(told["missing_keys"])
     return model.double() if precision == "f64" else model
 
 
@@ -89,6 +90,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
 def frozen(model: Any) -> list[str]:
     """The parameters that transformers does not train."""
     return model.not_trained
+
+
+def left_random(model: Any) -> list[str]:
+    """The tensors that transformers found nothing for in the file; it may never read them."""
+    return model.left_random
 
 
 def lens_for(precision: str) -> Lens | nullcontext[None]:
@@ -187,6 +193,13 @@ def takes(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
+def can_ask(model: Any, switch: str) -> bool:
+    """Whether a model, or a part of it, knows a switch such as output_attentions: by an argument, or as what it records."""
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    recorded = [getattr(part, "_can_record_outputs", None) or {} for part in parts]
+    return any(takes(part, switch) for part in parts) or any(switch.removeprefix("output_") in each for each in recorded)
+
+
 def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A batch's inputs under transformers' names, masks as it wants them."""
     names = WITH_SOURCE if getattr(model.config, "is_encoder_decoder", False) else NAMES
@@ -281,7 +294,9 @@ def run(
     gradients: bool = False,
     **options: Any,
 ) -> Any:
-    """One forward, under the lens where the precision asks for it. Returns transformers' output."""
+    """One forward, under the lens where the precision asks for it. Returns transformers' output, a tuple where one is asked
+    for; an output has `logits` whatever the class calls them.
+    """
     kept = {"use_cache": not gradients} if takes(model, "use_cache") else {}
     given: dict[str, Any] = {**named(model, inputs), **kept, **options}
     if cache is not None:
@@ -293,7 +308,7 @@ def run(
     held = cache_of(output)
     if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
         held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
-    if not hasattr(output, "logits"):
+    if not isinstance(output, tuple) and not hasattr(output, "logits"):
         output.logits = logits_of(output)
     return output
 

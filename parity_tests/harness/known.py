@@ -8,21 +8,25 @@ alone; it, too, has to show at each of those that a test reaches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+import weight_mapping
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case, reference
 from parity_tests.harness.compare import Outcome
 from parity_tests.harness.names import kind_of
 from parity_tests.harness.points import config_of, raw_config_of
 from parity_tests.harness.record import AS_ONE_READS, Deviation, Known, departing
+from weight_mapping import open_checkpoint
 
 
-@cache
-def active(case: Case) -> tuple[Known, ...]:
-    """The differences that are to be expected of a case in the installed release."""
-    config, raw = config_of(case), raw_config_of(case)
+def _listed(case: Case, raw: Mapping[str, Any]) -> tuple[Known, ...]:
+    config = config_of(case)
     return tuple(
         known
         for known in case.record.known
@@ -36,19 +40,35 @@ def active(case: Case) -> tuple[Known, ...]:
 
 
 @cache
-def departures(case: Case, site: str = "") -> tuple[Deviation, ...]:
-    """The deviations that say what transformers is known to do here instead; of a site, its local ones with them."""
+def active(case: Case) -> tuple[Known, ...]:
+    """The differences that are to be expected of a case in the installed release."""
+    return _listed(case, raw_config_of(case))
+
+
+def _deviations(case: Case, listed: tuple[Known, ...], site: str) -> tuple[Deviation, ...]:
     names = [
         known.explained
-        for known in active(case)
+        for known in listed
         if known.explained not in (None, AS_ONE_READS) and (not known.local or kind_of(site) in known.sites)
     ]
     return tuple(case.record.deviation(name) for name in dict.fromkeys(names) if name is not None)
 
 
+@cache
+def departures(case: Case, site: str = "") -> tuple[Deviation, ...]:
+    """The deviations that say what transformers is known to do here instead; of a site, its local ones with them."""
+    return _deviations(case, active(case), site)
+
+
 def expected(case: Case, precision: str | None = None, site: str = "") -> Any:
     """The reference with what is known of this release applied: what everything is held against."""
     return departing(reference(case, precision), departures(case, site))
+
+
+def expected_from(case: Case, folder: Path) -> Any:
+    """The same of a folder that was written from the case's model, and whose config.json may say it in another way; float64."""
+    model = weight_mapping.load(folder, dtype=torch.float64)
+    return departing(model, _deviations(case, _listed(case, open_checkpoint(folder).config), ""))
 
 
 class Against(Protocol):
@@ -69,8 +89,11 @@ def explained_at(case: Case, site: str) -> Known | None:
 
 
 def must_show(case: Case, site: str) -> Known | None:
-    """The difference that this site, which has no unit, has to show. Below float64 it may drown in rounding, and counts
-    where it has no float64.
+    """The difference that this site, which has no unit, has to show: one that is explained at the first of its sites, and one
+    that is not at each. Below float64 it may drown in rounding, and counts where it has no float64.
     """
-    here = (known for known in active(case) if kind_of(site) in known.sites)
-    return next((known for known in here if case.precision == "f64" or "f64" not in known.precisions), None)
+    for known in active(case):
+        here = known.sites if known.explained is None else known.sites[:1]
+        if kind_of(site) in here and (case.precision == "f64" or "f64" not in known.precisions):
+            return known
+    return None

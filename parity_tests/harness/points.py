@@ -175,7 +175,7 @@ def kinds_of(family: str, variant: str) -> list[tuple[str, str, bool]]:
 
 
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
-    """Every deviation, with the smallest of the variants in which it is live; those that are there for one thing come last."""
+    """Every deviation, with the smallest of the variants in which it is live; those for one thing alone come last."""
     tiny = [c for c in cases(options, ("f64",)) if c.backend == c.record.backends[0] and not c.trained]
     smallest_first = sorted(
         tiny, key=lambda case: (alone_in(case.family, case.variant) is not None, getattr(config_of(case), "n_layers", 0))

@@ -252,6 +252,22 @@ PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer"
 """Configs that leave everything to the defaults but the sizes, and those that their makers published."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a forward gives beside logits: a tensor, or a tuple with one a layer, and where the reference has them.
+
+    name: transformers', of the output's field. sites: full names of the reference's sites, in order, of the units of a model;
+    none where it has none of them. axes: of each. switch: the argument, and field of the config, that asks for it; None for
+    what is always given. alone: a tensor, and no tuple.
+    """
+
+    name: str
+    sites: Callable[[Sequence[Unit]], list[str]]
+    axes: str
+    switch: str | None = None
+    alone: bool = False
+
+
 def reads_text(config: Any) -> Reads:
     """What a decoder-only model with rotary positions reads."""
     return Reads(vocab_size=config.vocab_size)
@@ -264,8 +280,9 @@ class Family:
     hf_class: of checkpoints whose config.json names none of the installed release's classes. variants: config.json files by
     name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
     caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
-    rows: what the seeds describe that the whole family shows. inert: fields of transformers' config that change no number of a
-    forward, with the reason; `*` stands for anything. alone: the variants that are there for one thing.
+    beside: what a forward gives beside logits. rows: what the seeds describe that the whole family shows. inert: fields of
+    transformers' config that change no number of a forward, with the reason; `*` stands for anything. alone: the variants
+    that are there for one thing.
     """
 
     name: str
@@ -277,6 +294,7 @@ class Family:
     caches: tuple[str, ...] = ("dynamic", "static")
     holds: tuple[str, ...] = ("b g t e", "b g t e", "b g m e", "b g m e")
     backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
+    beside: tuple[Beside, ...] = ()
     known: tuple[Known, ...] = ()
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
