@@ -17,7 +17,18 @@ from parity_tests.families.transformer_units import attention_input, cross_input
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.heads import MLMHead
 from reference_impl.models.bert import BertConfig, BertEmbedding, BertModel
 
@@ -203,6 +214,7 @@ FAMILY = Family(
     name="bert",
     hf_class="BertForMaskedLM",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),

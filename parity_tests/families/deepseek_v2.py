@@ -10,7 +10,7 @@ from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import FORWARD, Backend, Family, Known
+from parity_tests.harness.record import FORWARD, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
 MSCALE = ("yarn", "rope-yarn-mscale*")
@@ -27,7 +27,7 @@ FAMILY = Family(
     name="deepseek_v2",
     hf_class="DeepseekV2ForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm", rows=("N1",)),
@@ -48,6 +48,7 @@ FAMILY = Family(
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         *shared.WAYS_KNOWN,
         *latent.KNOWN,
         Known(

@@ -11,7 +11,7 @@ from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Backend, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import PUBLISHED, Backend, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 
 
@@ -133,6 +133,7 @@ FAMILY = Family(
     name="gpt2",
     hf_class="GPT2LMHeadModel",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(

@@ -16,7 +16,18 @@ from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.mamba import STATE, MambaMixer
 from reference_impl.models.mamba import MambaLayer, MambaModel
 from reference_impl.recurrence import LayerState
@@ -228,6 +239,7 @@ FAMILY = Family(
         "use_associative_scan": "another way to compute the scan, under torch.compile",
     },
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Reads(vocab_size=config.vocab_size, positions=False),
     caches=("dynamic",),

@@ -15,7 +15,7 @@ from fixtures.values import integers
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
-from parity_tests.harness.record import Backend, Beside, Deviation, Family, Site, Unit
+from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
 from reference_impl.ffn import gelu_tanh
 from reference_impl.models.poolformer import ConvFFN, PoolFormerLayer, PoolFormerModel, scaled
 from reference_impl.norm import ImageNorm
@@ -162,6 +162,7 @@ FAMILY = Family(
         "stride": "nothing reads it: each stage has its own",
     },
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=reads,
     caches=(),

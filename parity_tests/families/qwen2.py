@@ -8,7 +8,7 @@ from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import Backend, Family
+from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.qwen2 import Qwen2Layer
 
 ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
@@ -18,12 +18,18 @@ FAMILY = Family(
     name="qwen2",
     hf_class="Qwen2ForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
     beside=beside.DECODER,
-    known=(beside.no_tuple_by_config("0"), *scalings.KNOWN, *windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    known=(
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
+        *windows.WINDOW_OF_ONE,
+        *windows.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

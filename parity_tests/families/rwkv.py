@@ -17,6 +17,7 @@ from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import (
     FORWARD,
+    PUBLISHED,
     Arguments,
     Backend,
     Beside,
@@ -266,6 +267,7 @@ FAMILY = Family(
     rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
     caches=("dynamic",),

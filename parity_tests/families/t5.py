@@ -15,7 +15,18 @@ from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.attention import MHA
 from reference_impl.models.t5 import RelativeBias, T5Config
 
@@ -156,6 +167,7 @@ FAMILY = Family(
     name="t5",
     hf_class="T5ForConditionalGeneration",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=0, shiftable=True),
     units=units,
     backends=(

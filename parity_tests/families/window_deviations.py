@@ -221,6 +221,21 @@ def attention(**places: tuple[str, ...]) -> tuple[Deviation, ...]:
     return tuple(deviation for deviation in found if deviation.variants)
 
 
+
+LONGEST = 45
+"""Of the texts that are compared."""
+
+
+def within_reach(config: Any) -> bool:
+    """Of windows shorter than the longest text that is compared: of longer ones nothing shows."""
+    return config.window is not None and config.window < LONGEST
+
+
+def in_some_layers(config: Any) -> bool:
+    """Of those that not every layer has."""
+    return within_reach(config) and len(config.window_layers) < config.n_layers
+
+
 def _of_one(config: Any) -> bool:
     return config.window == 1
 

@@ -248,6 +248,10 @@ class Alone:
         return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
 
+PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer", "model", "cache", "generation"))
+"""Configs that leave everything to the defaults but the sizes, and those that their makers published."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What a forward gives beside logits: a tensor, or a tuple with one a layer, and where the reference has them.
