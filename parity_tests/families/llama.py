@@ -1,7 +1,7 @@
 """Llama 1 to 3.x, and SmolLM2."""
 
 from fixtures import llama as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
 from parity_tests.harness.record import Family, Known
@@ -15,6 +15,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     units=decoder_units(inside=LLAMA_LAYER),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Llama"),
     known=(
         beside.no_tuple_by_config("0"),
         *shared.YARN_KNOWN,
