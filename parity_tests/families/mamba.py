@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fixtures import mamba as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
@@ -246,6 +246,7 @@ FAMILY = Family(
     holds=("b f w", "b f n"),
     backends=(Backend("eager"),),
     beside=(beside.AFTER_LAYERS,),
+    siblings=siblings.bare("Mamba", "norm"),
     known=(
         *(
             Known(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import rwkv as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
@@ -274,6 +274,7 @@ FAMILY = Family(
     holds=("b d", "b d", "b f", "b f", "b f"),
     backends=(Backend("eager"),),
     beside=(beside.AFTER_LAYERS, TIME_MIXED),
+    siblings=siblings.bare("Rwkv", "norm"),
     known=KNOWN,
     deviations=(
         *(replace(deviation, variants=PLAIN) for deviation in shared.layer_norm("embed_norm", configured=False)),

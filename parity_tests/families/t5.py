@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
@@ -181,6 +181,7 @@ FAMILY = Family(
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
     },
     beside=beside.two_sides("embedded", "norm"),
+    siblings=siblings.without_head("T5") | siblings.over_source("T5", "transformer") | siblings.encoder_alone("T5"),
     known=(
         beside.no_tuple_by_config("5.0.0"),
         *(

@@ -23,6 +23,7 @@ from parity_tests.harness.points import (
 )
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
+from parity_tests.harness.siblings import siblings_of
 
 
 def options_of(config: pytest.Config) -> Options:
@@ -88,6 +89,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         if "kind" in metafunc.fixturenames:
             pairs = [(case, kind) for case in found for kind in case.record.caches]
             metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
+        elif "sibling" in metafunc.fixturenames:
+            pairs = [(case, name) for case in found for name in siblings_of(case)]
+            metafunc.parametrize(("case", "sibling"), pairs, ids=[f"{case}-{name}" for case, name in pairs])
         else:
             metafunc.parametrize("case", found, ids=map(str, found))
 

@@ -285,6 +285,12 @@ def _of_this_call(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, 
     return found
 
 
+def call(model: nn.Module, precision: str, given: Mapping[str, Any], *, gradients: bool = False) -> Any:
+    """A forward with arguments under transformers' names, under the lens where the precision asks for it."""
+    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
+        return model(**given)
+
+
 def run(
     model: nn.Module,
     precision: str,
@@ -303,8 +309,7 @@ def run(
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):
         given |= _of_this_call(model, inputs, given, cache)
-    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
-        output = model(**given)
+    output = call(model, precision, given, gradients=gradients)
     held = cache_of(output)
     if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
         held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
