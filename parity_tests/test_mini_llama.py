@@ -120,7 +120,7 @@ def test_it_writes_what_llama_writes(precision: str) -> None:
     prompt = Batch(name="prompt", inputs={"ids": IDS[:, :5]})
     with unchecked():
         found = generate_greedy(mini(precision), IDS[:, :5], n_new=12)
-    assert found.tolist() == hf.generate(llama(precision), precision, prompt, 12).tolist()
+    assert found.tolist() == hf.generate(llama(precision), precision, prompt, 12).sequences.tolist()
     assert len(set(found.flatten().tolist())) > 3
 
 

@@ -26,6 +26,6 @@ def generate_both(
             return generate_greedy(model, **ours.cast(model, prompt.inputs), n_new=n_new, eos=() if eos is None else (eos,))
 
     key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
-    options = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}
-    theirs = hf.generate(twin(case), case.precision, prompt, n_new, read=read, **options)
-    return theirs, of_model(model, key, mine)
+    settings = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}
+    theirs = hf.generate(twin(case), case.precision, prompt, n_new, read=read, **settings)
+    return theirs.sequences, of_model(model, key, mine)
