@@ -9,7 +9,8 @@ from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, reference, twin
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.shapes import unchecked
-from reference_impl.generation import generate_greedy
+from reference_impl.generation import generate
+from reference_impl.generation_settings import Settings
 
 
 def generate_both(
@@ -20,10 +21,11 @@ def generate_both(
     read: transformers is given a cache of so many tokens of the prompt.
     """
     model = reference(case)
+    ending = Settings() if eos is None else Settings(eos_token_id=(eos,), pad_token_id=eos)
 
     def mine() -> Tensor:
         with unchecked():
-            return generate_greedy(model, **ours.cast(model, prompt.inputs), n_new=n_new, eos=() if eos is None else (eos,))
+            return generate(model, **ours.cast(model, prompt.inputs), n_new=n_new, settings=ending).tokens
 
     key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
     settings = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}

@@ -56,7 +56,7 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
         where["config"] = transformers.AutoConfig.from_pretrained(**where)
     options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     if "generation_config" in inspect.getsource(transformers.PreTrainedModel.from_pretrained):
-        options["generation_config"] = transformers.GenerationConfig()  # the file's own may be one that a release refuses
+        options["generation_config"] = no_settings()  # the file's own may be one that a release refuses
     try:
         model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
     except ValueError as error:
@@ -294,10 +294,15 @@ def run(
     return output
 
 
+def no_settings() -> Any:
+    """transformers' settings of generation where none is given."""
+    return transformers.GenerationConfig()
+
+
 @contextmanager
 def nothing_of_its_own(model: Any) -> Iterator[None]:
     """No setting of the file's generation_config.json, nor of its config.json, is taken over where ours leaves one open."""
-    own, model.generation_config = model.generation_config, transformers.GenerationConfig()
+    own, model.generation_config = model.generation_config, no_settings()
     try:
         yield
     finally:
