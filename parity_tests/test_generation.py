@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from parity_tests.harness import hf
-from parity_tests.harness.batches import Batch, Pads, rows_of
+from parity_tests.harness.batches import Batch, Pads, rows_of, shrunk
 from parity_tests.harness.case import Case, reads, twin
-from parity_tests.harness.compare import under_lens
+from parity_tests.harness.compare import not_covered, under_lens
 from parity_tests.harness.greedy import generate_both
 from parity_tests.harness.recorder import Recorder
 
@@ -25,8 +25,12 @@ N_NEW = 8
 """So many tokens; trained models continue their prompts for longer in test_trained.py."""
 
 
-def prompt(case: Case, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
-    return reads(case).prompt(name, shape, pads).to(case.device)
+def prompt(case: Case, name: str, shape: tuple[int, int], pads: Pads | None = None) -> tuple[Batch, int]:
+    """What is continued, and by how many tokens: fewer of both where there are not so many positions."""
+    rows, length = shape
+    fits, n_new = reads(case).room(length, N_NEW)
+    pads = pads and shrunk(pads, fits, length)
+    return reads(case).prompt(name, (rows, fits), pads).to(case.device), n_new
 
 
 def alone(batch: Batch, row: int) -> Batch:
@@ -39,7 +43,7 @@ def alone(batch: Batch, row: int) -> Batch:
 def test_greedy(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "greedy")
     with recorder.crashing(case, "greedy"):
-        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), N_NEW)
+        theirs, mine = generate_both(case, *prompt(case, "greedy", (2, 20)))
     recorder.check(case, "greedy", under_lens(theirs, mine))
 
 
@@ -48,8 +52,11 @@ def test_from_a_prefilled_cache(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "prefilled")
     if reads(case).source or not hf.keeps_a_cache(twin(case)):
         pytest.skip("only a cache of keys and values of a text is handed to generate")
+    text, n_new = prompt(case, "greedy", (2, 20))
+    if text.length < 2:
+        recorder.check(case, "prefilled", not_covered("there is no room for a prompt of two tokens"))
     with recorder.crashing(case, "prefilled"):
-        theirs, mine = generate_both(case, prompt(case, "greedy", (2, 20)), N_NEW, read=13)
+        theirs, mine = generate_both(case, text, n_new, read=min(13, text.length - 1))
     recorder.check(case, "prefilled", under_lens(theirs, mine))
 
 
@@ -58,10 +65,12 @@ def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) 
     if not reads(case).padding and not reads(case).source:
         pytest.skip("such a model reads nothing padded")
     recorder.run(case, "accumulated", "left-padded")
-    whole = prompt(case, "left-padded", (2, 8), [(0, 0), (5, 0)])
+    whole, n_new = prompt(case, "left-padded", (2, 8), [(0, 0), (5, 0)])
+    if whole.inputs["real" if whole.source is None else "source_real"].all():
+        recorder.check(case, "left-padded", not_covered("there is no room for padding"))
     with recorder.crashing(case, "left-padded"):
-        theirs, mine = generate_both(case, whole, N_NEW)
-    their_alone, mine_alone = generate_both(case, alone(whole, 1), N_NEW)
+        theirs, mine = generate_both(case, whole, n_new)
+    their_alone, mine_alone = generate_both(case, alone(whole, 1), n_new)
     recorder.check(case, "left-padded", under_lens(theirs, mine))
     recorder.check(case, "left-padded.alone", under_lens(their_alone, mine_alone))
     recorder.check(case, "left-padded.equals-alone", under_lens(theirs[1:], their_alone))
@@ -70,10 +79,11 @@ def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) 
 def test_stops_at_eos(case: Case, recorder: Recorder) -> None:
     """An end of sequence inside the batch: that row is filled up, the others go on, and all stop when all have ended."""
     recorder.run(case, "accumulated", "eos")
-    two = prompt(case, "eos", (2, 9))
+    two, n_new = prompt(case, "eos", (2, 9))
     with recorder.crashing(case, "eos"):
-        _, free = generate_both(case, two, N_NEW)
-    eos = int(free[0, 5])  # so that the first row ends after six tokens at the latest
-    theirs, mine = generate_both(case, two, N_NEW, eos=eos)
-    assert (mine[0, 6:] == eos).all()
+        _, free = generate_both(case, two, n_new)
+    last = max(n_new - 3, 0)
+    eos = int(free[0, last])  # so that the first row ends two tokens early at the latest
+    theirs, mine = generate_both(case, two, n_new, eos=eos)
+    assert (mine[0, last + 1 :] == eos).all()
     recorder.check(case, "eos", under_lens(theirs, mine))
