@@ -97,7 +97,26 @@ class Alone(Reads):
         return [self.batch("cache", (1, 19))]
 
 
+BEAMS = tuple(
+    f"settings.{name}"
+    for name in "num_beams num_return_sequences length_penalty early_stopping.never as-summaries as-translations".split()
+)
+
 KNOWN = (
+    Known(
+        name="beams that change places leave their states behind",
+        sites=BEAMS,
+        until="5.13.0",
+        link="measured, release by release",
+        unexplained="which beam's state a text goes on with is not the model's, but of how beams are searched",
+    ),
+    Known(
+        name="beams are refused: the state cannot be reordered",
+        sites=(*BEAMS, "settings.early_stopping"),
+        since="5.13.0",
+        raises="ValueError",
+        link="measured, release by release: ValueError",
+    ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
         sites=(FORWARD,),

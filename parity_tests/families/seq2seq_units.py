@@ -50,7 +50,11 @@ def reads(*, start: int, shiftable: bool) -> Callable[[Any], Reads]:
 
     def of(config: Any) -> Reads:
         own = getattr(config, "decoder_vocab_size", config.vocab_size)
-        return Reads(vocab_size=own, positions=False, source=config.vocab_size, start=start, shiftable=shiftable)
+        reach = getattr(config, "max_positions", None)  # on either side; T5 has no last one
+        own_start = min(start, own - 1)
+        return Reads(
+            vocab_size=own, positions=False, reach=reach, source=config.vocab_size, start=own_start, shiftable=shiftable
+        )
 
     return of
 

@@ -245,7 +245,7 @@ _HELD = ("dynamic.steps.held", "cache.held", "cache.training")
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "eos"),
+        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
