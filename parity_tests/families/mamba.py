@@ -14,6 +14,7 @@ from fixtures import mamba as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
+from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import (
@@ -159,31 +160,6 @@ def _post_norm(self: MambaLayer, x: Tensor, real: Any = None, cache: Any = None)
     return self.norm(x + self.mixer(x, real, cache))
 
 
-class _Forgetting(LayerState):
-    """A state of which one part begins anew at each call."""
-
-    def __init__(self, part: str):
-        super().__init__(STATE)
-        self.part = part
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "parts":
-            value = {key: x for key, x in value.items() if key != getattr(self, "part", None)}
-        super().__setattr__(name, value)
-
-
-def _forgetting(part: str) -> Callable[[Any], None]:
-    def change(model: MambaModel) -> None:
-        def new_cache() -> Any:
-            cache = MambaModel.new_cache(model)
-            cache.layers[:] = [_Forgetting(part) for _ in cache.layers]
-            return cache
-
-        model.new_cache = new_cache
-
-    return change
-
-
 def _beginning_anew(*parts: str) -> Callable[[Any], None]:
     """Several tokens at once find nothing of these parts of the state."""
 
@@ -315,8 +291,8 @@ FAMILY = Family(
                 ("no norm before the head", "norm", each(MambaModel, constant("norm", nn.Identity()))),
                 ("several tokens on a state begin from none", "dynamic.chunks", _beginning_anew(*STATE)),
                 ("several tokens on a state find no memory", "dynamic.chunks", _beginning_anew("memory")),
-                ("the inputs of the convolution begin anew at each call", "cache", _forgetting("inputs")),
-                ("the memory begins anew at each call", "cache", _forgetting("memory")),
+                ("the inputs of the convolution begin anew at each call", "cache", forgetting(STATE, "inputs")),
+                ("the memory begins anew at each call", "cache", forgetting(STATE, "memory")),
             )
         ),
     ),

@@ -8,6 +8,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +81,7 @@ class Result:
         return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of everything that could move a result."""
     found = {name: metadata.version(name) for name in VERSIONED}
