@@ -95,7 +95,7 @@ def steps(family: Family, folder: Path, config: dict[str, Any]) -> dict[str, Cal
 
 
 def test_a_legal_config(family: Family, change: Change, tmp_path: Path) -> None:
-    config = base_of(family) | change.fields
+    config = {**base_of(family), **change.fields}
     try:
         write(tmp_path, family, config)
     except weight_mapping.MappingError as reason:
