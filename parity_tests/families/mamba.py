@@ -28,6 +28,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
+from reference_impl import initialisation
 from reference_impl.mamba import STATE, MambaMixer
 from reference_impl.models.mamba import MambaLayer, MambaModel
 from reference_impl.recurrence import LayerState
@@ -239,6 +240,7 @@ FAMILY = Family(
         "use_associative_scan": "another way to compute the scan, under torch.compile",
     },
     variants=tiny.VARIANTS,
+    initial=initialisation.mamba,
     alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Reads(vocab_size=config.vocab_size, positions=False),

@@ -16,6 +16,7 @@ from parity_tests.families.deviations import bare_bias, constant, each, forward_
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
+from reference_impl import initialisation
 from reference_impl.ffn import gelu_tanh
 from reference_impl.models.poolformer import ConvFFN, PoolFormerLayer, PoolFormerModel, scaled
 from reference_impl.norm import ImageNorm
@@ -162,6 +163,7 @@ FAMILY = Family(
         "stride": "nothing reads it: each stage has its own",
     },
     variants=tiny.VARIANTS,
+    initial=initialisation.poolformer,
     alone=(PUBLISHED,),
     units=units,
     reads=reads,

@@ -29,7 +29,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
-from reference_impl import rwkv
+from reference_impl import initialisation, rwkv
 from reference_impl.models.rwkv import RwkvLayer, RwkvModel
 from reference_impl.recurrence import LayerState
 from reference_impl.rwkv import STATE, ChannelMixing, Shift, TimeMixing, one_earlier
@@ -98,6 +98,12 @@ class Alone(Reads):
 
 
 KNOWN = (
+    Known(
+        name="time_first begins as ones in every channel, and not around log 0.3",
+        sites=("initial.time.first",),
+        link="found here: see Findings in the README",
+        unexplained="what parameters begin as is no part of a forward",
+    ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
         sites=(FORWARD,),
@@ -267,6 +273,7 @@ FAMILY = Family(
     rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
+    initial=initialisation.rwkv,
     alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
