@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import bart as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
@@ -40,6 +40,7 @@ FAMILY = Family(
     rows=("M5", "P3", "G1"),
     inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},
     beside=beside.two_sides("embed_norm"),
+    siblings=siblings.without_head("Bart") | siblings.over_source("Bart") | siblings.decoder_alone("Bart", "deep"),
     known=(
         Known(
             name="without a tied head, each side has an embedding of its own",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures import bert as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
@@ -223,6 +223,7 @@ FAMILY = Family(
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L3", "M2"),
     beside=(beside.hidden_states(), beside.attentions(), beside.CROSS_ATTENTIONS, beside.NEXT_SENTENCE),
+    siblings=siblings.encoders("Bert", "pretraining", siblings.HEAD_DROPOUT),
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import deepseek_v3 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
@@ -48,6 +48,7 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("DeepseekV3", spans_too=False),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import fnet as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import bare_bias, each, forward_of
 from parity_tests.families.units import block, only_hidden, output
@@ -136,6 +136,7 @@ FAMILY = Family(
     caches=(),
     backends=(Backend("eager", precisions=("f64", "f32")),),  # there is no attention, and no transform in half precision
     beside=(beside.hidden_states(),),
+    siblings=siblings.encoders("FNet", "", "dropout"),
     deviations=(
         *shared.layer_norm("embed.norm", configured=True),
         *(Deviation(name=name, site="mixer", apply=transformed(how)) for name, how in MIXING.items()),

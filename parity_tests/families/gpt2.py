@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import gpt2 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
@@ -146,6 +146,7 @@ FAMILY = Family(
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L4", "M3", "G1"),
     beside=(beside.hidden_states("dropout", "norm"), beside.attentions(), beside.CROSS_ATTENTIONS),
+    siblings=siblings.GPT2,
     known=(
         beside.no_tuple_by_config("5.0.0"),
         Known(

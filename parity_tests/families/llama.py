@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fixtures import llama as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
@@ -20,6 +20,7 @@ FAMILY = Family(
     alone=(PUBLISHED, replace(scalings.ALONE, variants=("rope-*-*",)),),  # one of each scaling is compared in full
     units=decoder_units(inside=LLAMA_LAYER),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Llama"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fixtures import marian as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
@@ -49,6 +49,7 @@ FAMILY = Family(
     rows=("M5", "P2", "G1"),
     inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
     beside=beside.two_sides("embedded"),
+    siblings=siblings.without_head("Marian") | siblings.decoder_alone("Marian"),
     known=(
         beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,

@@ -1,7 +1,7 @@
 """Mistral 7B to Nemo."""
 
 from fixtures import mistral as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -18,6 +18,7 @@ FAMILY = Family(
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Mistral"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

@@ -1,7 +1,7 @@
 """Mixtral 8x7B and 8x22B."""
 
 from fixtures import mixtral as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -27,6 +27,7 @@ FAMILY = Family(
     ),
     rows=("L7", "M4", "G1"),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("Mixtral"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

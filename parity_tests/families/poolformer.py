@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fixtures import poolformer as tiny
 from fixtures.values import integers
+from parity_tests.families import siblings
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
@@ -170,6 +171,7 @@ FAMILY = Family(
     caches=(),
     backends=(Backend("eager"),),
     beside=(STAGES,),
+    siblings=siblings.bare("PoolFormer", "{last}"),
     deviations=(
         *(Deviation(name=name, site="mixer", apply=_pooled(how), variants=SCALED) for name, how in MIXING.items()),
         Deviation(name="eps is 1e-3", site="mixer_norm", apply=each(ImageNorm, constant("eps", 1e-3))),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fixtures import qwen2 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -14,6 +14,8 @@ from reference_impl.models.qwen2 import Qwen2Layer
 ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
 LAYER = tuple(ATTENTION if unit is LLAMA_ATTENTION else unit for unit in LLAMA_LAYER)
 
+OTHERS = {"Qwen2RMSNorm": "a block of every model", "JevForDecision": "of another family, which reads this one's configs"}
+
 FAMILY = Family(
     name="qwen2",
     hf_class="Qwen2ForCausalLM",
@@ -23,6 +25,7 @@ FAMILY = Family(
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Qwen2") | OTHERS,
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

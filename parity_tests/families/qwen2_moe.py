@@ -1,10 +1,11 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fixtures import qwen2_moe as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
@@ -57,6 +58,7 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("Qwen2Moe"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
@@ -98,6 +100,7 @@ FAMILY = Family(
             explained="every layer has the window",
         ),
         over_a_cache(*CACHES, where=lambda config: windows.within_reach(config) and config.window > 1),
+        *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
         over_a_cache(*CACHES[2:6], where=lambda config: config.window == 1),
     ),
     deviations=(

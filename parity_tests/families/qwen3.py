@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fixtures import qwen3 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
@@ -23,6 +23,7 @@ FAMILY = Family(
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L6", "M4"),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Qwen3"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,

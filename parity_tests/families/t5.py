@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
@@ -183,6 +183,7 @@ FAMILY = Family(
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
     },
     beside=beside.two_sides("embedded", "norm"),
+    siblings=siblings.without_head("T5") | siblings.over_source("T5", "transformer") | siblings.encoder_alone("T5"),
     known=(
         Known(
             name="a model that is not tied begins tied: a T5Config knows no other way",

@@ -240,10 +240,12 @@ def _of_one(config: Any) -> bool:
     return config.window == 1
 
 
+_HELD = ("dynamic.steps.held", "cache.held", "cache.training")
+
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        sites=("dynamic.steps", "dynamic.steps.held", "greedy", "left-padded", "left-padded.alone", "eos"),
+        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
@@ -262,7 +264,7 @@ WINDOW_OF_ONE = (
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, which holds all",
-        sites=("dynamic.steps.held", "greedy", "left-padded.alone", "eos"),
+        sites=(*_HELD, "greedy", "left-padded.alone", "eos"),
         since="4.56.0",
         where=_of_one,
         attention=("sdpa",),

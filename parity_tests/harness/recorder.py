@@ -111,7 +111,8 @@ class Recorder:
     def still(self, difference: Known, run: Run, kind: str) -> None:
         """A known difference must show at this kind of site, alone or in place."""
         shown = any(outcome.verdict == "known" and kind_of(site) == kind for (_, site), outcome in run.outcomes.items())
-        if not shown and known.must_show(run.case, kind) is difference:
+        alive = difference.explained is None or run.departs_at(kind)
+        if not shown and alive and known.must_show(run.case, kind) is difference:
             self._no_longer(run.case, kind, difference)
 
     def _no_longer(self, case: Case, site: str, difference: Known) -> NoReturn:
