@@ -9,39 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from parity_tests.families import FAMILIES
+from parity_tests.harness import hf
 from parity_tests.harness.case import Case
-from parity_tests.harness.initial import Fresh, config_class, drawn, fresh, judge
+from parity_tests.harness.initial import SAID, Fresh, config_class, drawn, fresh, judge
 from parity_tests.harness.names import kind_of
 from parity_tests.harness.points import config_of, raw_config_of
 from parity_tests.harness.recorder import Recorder
 from reference_impl.initialisation import Given, Law, Normal, laws
-
-pytestmark = [
-    pytest.mark.level("initial"),
-    pytest.mark.precisions("f64"),
-    pytest.mark.one_backend,
-    pytest.mark.tiny,
-    pytest.mark.broad,
-    pytest.mark.shallow,
-]
-
-SAID: dict[str, dict[str, Any]] = {
-    "published": {},
-    "otherwise": {
-        "initializer_range": 0.05,
-        "init_std": 0.07,
-        "initializer_factor": 0.5,
-        "layer_scale_init_value": 0.3,
-        "time_step_min": 0.01,
-        "time_step_max": 0.3,
-        "time_step_floor": 0.02,
-        "time_step_scale": 2.0,
-        "rescale_prenorm_residual": True,
-        "pad_token_id": 3,
-    },
-    "constant": {"time_step_init_scheme": "constant"},
-}
-"""Every field that only the beginning reads: as it is published, and otherwise."""
 
 
 def said_to(case: Case, name: str) -> dict[str, Any]:
@@ -59,6 +34,12 @@ def made(case: Case, name: str) -> tuple[Fresh, dict[str, Law]]:
     return found, laws(case.record.initial, config_of(case), {**raw_config_of(case), **said}, found.seeds[0])
 
 
+@pytest.mark.level("initial")
+@pytest.mark.precisions("f64")
+@pytest.mark.one_backend
+@pytest.mark.tiny
+@pytest.mark.broad
+@pytest.mark.shallow
 @pytest.mark.parametrize("name", SAID)
 def test_initialisation(case: Case, name: str, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "initial")  # what cannot be loaded is told of as such
@@ -95,10 +76,13 @@ FAULTS: list[Callable[[Tensor, Law], Tensor]] = [_doubled, _off_zero, _no_zero_r
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(case: Case, fault: Callable[[Tensor, Law], Tensor]) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fault_is_found(family: str, fault: Callable[[Tensor, Law], Tensor]) -> None:
     """In every kind of parameter that it touches, and in no other."""
-    if case.variant != next(iter(case.record.variants)):
-        pytest.skip("one variant of each family will do")
+    record = FAMILIES[family]
+    case = Case(family, next(iter(record.variants)), "f64", record.backends[0])
+    if not hf.has_class(case.hf_class):
+        pytest.skip(f"absent: transformers {hf.VERSION} has no {case.hf_class}")
     found, stated = made(case, "published")
     before = {kind for kind, outcome in judge(found, stated).items() if outcome.verdict == "differs"}
     wrong = [{name: fault(x, stated[name]) for name, x in each.items()} for each in found.seeds]

@@ -217,6 +217,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     initial=initialisation.encoder,
     alone=(PUBLISHED,),
+    inert={"position_embedding_type": "the mapping refuses all but absolute ones"},
     reads=reads,
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),

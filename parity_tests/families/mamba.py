@@ -234,8 +234,6 @@ FAMILY = Family(
     hf_class="MambaForCausalLM",
     rows=("T5",),
     inert={
-        "time_step_[!r]*": "initialisation",
-        "rescale_prenorm_residual": "initialisation",
         "use_mambapy": "another way to compute the scan, of a package",
         "use_associative_scan": "another way to compute the scan, under torch.compile",
     },

@@ -159,7 +159,7 @@ FAMILY = Family(
     hf_class="PoolFormerForImageClassification",
     rows=("T4",),
     inert={
-        "layer_scale_init_value": "initialisation",
+        "tie_word_embeddings": "there are no words",
         "patch_size": "nothing reads it: each stage has its own",
         "stride": "nothing reads it: each stage has its own",
     },

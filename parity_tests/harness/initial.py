@@ -30,6 +30,24 @@ ALPHA = 1e-6
 checks, so the more there are the more is granted to each.
 """
 
+SAID: dict[str, dict[str, Any]] = {
+    "published": {},
+    "otherwise": {
+        "initializer_range": 0.05,
+        "init_std": 0.07,
+        "initializer_factor": 0.5,
+        "layer_scale_init_value": 0.3,
+        "time_step_min": 0.01,
+        "time_step_max": 0.3,
+        "time_step_floor": 0.02,
+        "time_step_scale": 2.0,
+        "rescale_prenorm_residual": True,
+        "pad_token_id": 3,
+    },
+    "constant": {"time_step_init_scheme": "constant"},
+}
+"""Every field that the beginning reads, as it is published and otherwise."""
+
 EXACT = 1e-5
 """Of what hangs on no seed, relative: what float32 makes of a formula, and of right angles."""
 
