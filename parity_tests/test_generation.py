@@ -58,9 +58,10 @@ def test_from_a_prefilled_cache(case: Case, recorder: Recorder) -> None:
     text, n_new = prompt(case, "greedy", (2, 20))
     if text.length < 2:
         recorder.check(case, "prefilled", not_covered("there is no room for a prompt of two tokens"))
+    read = min(13, text.length - 1)
     with recorder.crashing(case, "prefilled"):
-        theirs = their_continuation(case, text, n_new, read=min(13, text.length - 1))
-    recorder.judge(case, "prefilled", lambda ours: under_lens(theirs, my_continuation(ours(), text, n_new)))
+        theirs = their_continuation(case, text, n_new, read=read)
+    recorder.judge(case, "prefilled", lambda ours: under_lens(theirs, my_continuation(ours(), text, n_new, read=read)))
 
 
 def test_a_left_padded_row_equals_the_row_alone(case: Case, recorder: Recorder) -> None:

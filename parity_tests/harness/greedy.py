@@ -25,15 +25,16 @@ def their_continuation(case: Case, prompt: Batch, n_new: int, *, eos: int | None
     return hf.generate(twin(case), case.precision, prompt, n_new, read=read, **settings).sequences
 
 
-def my_continuation(model: Any, prompt: Batch, n_new: int, *, eos: int | None = None) -> Tensor:
+def my_continuation(model: Any, prompt: Batch, n_new: int, *, eos: int | None = None, read: int = 0) -> Tensor:
     """The same by the reference, or by one that departs from it."""
     ending = Settings() if eos is None else Settings(eos_token_id=(eos,), pad_token_id=eos)
 
     def make() -> Tensor:
         with unchecked():
-            return generate(model, **ours.cast(model, prompt.inputs), n_new=n_new, settings=ending).tokens
+            given = ours.cast(model, prompt.inputs)
+            return generate(model, **given, n_new=n_new, settings=ending, first=read).tokens
 
-    key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
+    key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos, read)
     return of_model(model, key, make)
 
 
