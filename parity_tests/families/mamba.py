@@ -29,6 +29,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
+from reference_impl import initialisation
 from reference_impl.mamba import STATE, MambaMixer
 from reference_impl.models.mamba import MambaLayer, MambaModel
 from reference_impl.recurrence import LayerState
@@ -209,12 +210,11 @@ FAMILY = Family(
     hf_class="MambaForCausalLM",
     rows=("T5",),
     inert={
-        "time_step_[!r]*": "initialisation",
-        "rescale_prenorm_residual": "initialisation",
         "use_mambapy": "another way to compute the scan, of a package",
         "use_associative_scan": "another way to compute the scan, under torch.compile",
     },
     variants=tiny.VARIANTS,
+    initial=initialisation.mamba,
     alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Reads(vocab_size=config.vocab_size, positions=False),

@@ -30,7 +30,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
-from reference_impl import rwkv
+from reference_impl import initialisation, rwkv
 from reference_impl.models.rwkv import RwkvLayer, RwkvModel
 from reference_impl.recurrence import LayerState
 from reference_impl.rwkv import STATE, ChannelMixing, Shift, TimeMixing, one_earlier
@@ -104,6 +104,12 @@ BEAMS = tuple(
 )
 
 KNOWN = (
+    Known(
+        name="time_first begins as ones in every channel, and not around log 0.3",
+        sites=("initial.time.first",),
+        link="found here: see Findings in the README",
+        unexplained="what parameters begin as is no part of a forward",
+    ),
     Known(
         name="beams that change places leave their states behind",
         sites=BEAMS,
@@ -262,6 +268,7 @@ FAMILY = Family(
     rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
+    initial=initialisation.rwkv,
     alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
