@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rows(id, ...): what of the seeds a test shows, beside the rows of the record")
     config.addinivalue_line("markers", "has(field): only where the reference's config has this field")
     config.addinivalue_line("markers", "shallow: not for variants of very many layers, which show their order elsewhere")
-    config.addinivalue_line("markers", "first: only the first of a family's variants that a test takes part in, and that reads no memory")
+    config.addinivalue_line("markers", "first: only the first of a family's variants that reads no memory")
     config.addinivalue_line("markers", "tiny: not for checkpoints that somebody trained")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")

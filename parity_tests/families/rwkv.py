@@ -74,9 +74,13 @@ class Alone(Reads):
         return [self.batch("cache", (1, 19))]
 
 
-BEAMS = tuple(
-    f"settings.{name}"
-    for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping.never", "as-summaries", "as-translations")
+BEAMS = (
+    "settings.num_beams",
+    "settings.num_return_sequences",
+    "settings.length_penalty",
+    "settings.early_stopping.never",
+    "settings.as-summaries",
+    "settings.as-translations",
 )
 
 KNOWN = (

@@ -86,9 +86,9 @@ class Reads:
 
     causal: token by token, over a cache if one likes, so that it generates. padding: the sides that padding may be on.
     positions: whether they can be given; reach: there are that many, where they come from a table, so that no text is longer,
-    and no source. types: kinds of token, 0 for none. memory: width of the encoder's output that it attends to. source: vocabulary of the text that an encoder of
-    its own reads, and start: the token that its answer begins with. shiftable: whether a row padded on the left is the row
-    alone; not where positions are slots.
+    and no source. types: kinds of token, 0 for none. memory: width of the encoder's output that it attends to. source:
+    vocabulary of the text that an encoder of its own reads, and start: the token that its answer begins with. shiftable:
+    whether a row padded on the left is the row alone; not where positions are slots.
     """
 
     vocab_size: int

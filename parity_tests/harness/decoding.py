@@ -29,11 +29,11 @@ def text_of(case: Case, length: int, *, pads: bool, filler: int) -> Batch:
     given, name = reads(case), f"settings.{length}.{pads}"
     rows = 2 if given.source or "left" in given.padding else 1
     few = min(FEW, given.vocab_size)
-    inputs = given.prompt(name, (rows, length)).inputs | {"ids": tokens(name, (rows, length), few)}
+    inputs = {**given.prompt(name, (rows, length)).inputs, "ids": tokens(name, (rows, length), few)}
     text, real = "ids", "real"
     if given.source:
-        starts = torch.full((rows, 1), given.start)
-        inputs |= {"ids": torch.cat([starts, inputs["ids"][:, 1:]], -1), "source": tokens(f"{name}.source", (rows, LENGTH), few)}
+        inputs["ids"][:, 0] = given.start
+        inputs["source"] = tokens(f"{name}.source", (rows, LENGTH), few)
         text, real = "source", "source_real"
     if pads and rows == 2 and inputs[text].shape[1] > 3:
         inputs[real] = padded(inputs[text], [(0, 0), (3, 0) if given.shiftable else (0, 3)])
@@ -47,7 +47,7 @@ def free_of(case: Case, prompt: Batch) -> Free:
 
     def make() -> Free:
         with unchecked():
-            made = generate(model, **ours.cast(model, prompt.inputs), n_new=N_NEW)
+            made = generate(model, **ours.cast(model, prompt.inputs), n_new=N_NEW, settings=Settings())
         least = int(made.scores.flatten(0, 1).amax(0).argmin())
         return Free(made.tokens[0].tolist(), int(prompt.inputs["ids"][0, -1]), least)
 

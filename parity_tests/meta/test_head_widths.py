@@ -10,6 +10,8 @@ from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.test_trained import (
     names_of_a_permutation,
+)
+from parity_tests.test_trained import (
     test_a_permutation_left_out_fails_at_the_first_attention_and_is_explained as explained,
 )
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_gguf
