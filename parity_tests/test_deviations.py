@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,20 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity_tests.harness import hf, ours
+from parity_tests.harness import hf, known, ours
 from parity_tests.harness.batches import Batch
-from parity_tests.harness.caches import compare_schedule, explain_schedule
-from parity_tests.harness.case import Case, cache_batches, reference
-from parity_tests.harness.compare import BAR, largest_relative
-from parity_tests.harness.memory import of_model
+from parity_tests.harness.caches import agreement, compare_schedule, explain_schedule
+from parity_tests.harness.case import Case, batches_of, cache_batches, reference
+from parity_tests.harness.compare import BAR, largest_relative, under_lens
+from parity_tests.harness.explanation import explain_site
 from parity_tests.harness.names import kind_of
-from parity_tests.harness.record import Deviation
-from parity_tests.harness.run import Run, Traced, compare, explain
+from parity_tests.harness.record import TRAINING, Deviation
+from parity_tests.harness.run import Run, compare, explain
 from parity_tests.harness.schedules import SCHEDULES, read_ours
 from parity_tests.harness.shapes import unchecked
+from parity_tests.harness.training import my_dropout, their_dropout
 
 LIVE = 1e6 * BAR
 """What a deviation must at least change, relative to the largest logit: a hundred times what float32 rounding does."""
+
+
+OVER_A_CACHE = {"cache": "steps", "dynamic.chunks": "chunks"}
+"""The schedule that shows a deviation, by the site of those that no single pass shows."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +42,7 @@ def deviated(run: Run, deviation: Deviation) -> Run:
     """The run as it would be if transformers departed in this way, fed as it was in fact fed: at the site that shows it
     first, since what comes before is not changed by it, and nobody looks at what comes after.
     """
-    wrong = deviation.of(run.model)
+    wrong = run.with_another(deviation)
     shown = [unit for unit in run.units if any(kind_of(unit.site_name(s)) == deviation.site for s in unit.sites)]
     traces = []
     for traced in run.traces:
@@ -48,56 +54,87 @@ def deviated(run: Run, deviation: Deviation) -> Run:
             call = calls[unit.name]
             alone = ours.isolated(wrong, unit, call, traced.mine, run.dtype) if unit.feed else freely
             calls[unit.name] = replace(call, planted={site.name: alone[unit.site_name(site)] for site in unit.sites})
-        traces.append(Traced(traced.batch, calls, traced.mine, traced.oracle, {}))
-    return Run(run.case, run.model, run.oracle, traces, run.units)
+        traces.append(replace(traced, theirs=calls))
+    return replace(run, traces=traces)
 
 
-def must_show(run: Run, deviation: Deviation, *, well: bool) -> None:
-    """Skip where this release has no such site; well: or where it departs there itself."""
-    here = {outcome.verdict for (_, site), outcome in run.outcomes.items() if kind_of(site) == deviation.site}
-    if deviation.site == "cache":
-        here = {"known"} if any(known.downstream for known in run.case.known) else {"same"}
-    if here <= {"absent"} or (well and "known" in here):
+def comparable(case: Case) -> Run:
+    """The comparison of a case; without one there is nothing to be shown here, and other tests say why."""
+    try:
+        return compare(case)
+    except (hf.Absent, hf.Crashed) as reason:
+        pytest.skip(f"transformers {hf.VERSION} gives nothing here: {reason}")
+
+
+def must_show(run: Run, deviation: Deviation) -> None:
+    """Skip where this release has no such site, or shows there what no deviation explains, or is known for this very one."""
+    case = run.case
+    site = f"dynamic.{OVER_A_CACHE[deviation.site]}" if deviation.site in OVER_A_CACHE else deviation.site
+    here = {outcome.verdict for (_, name), outcome in run.outcomes.items() if kind_of(name) == site}
+    unexplained = any(site in k.sites for k in known.active(case) if k.explained is None)
+    if deviation in known.departures(case, site) or unexplained or here == {"absent"}:
         pytest.skip(f"transformers {hf.VERSION} does not show {deviation.site} as it should be")
 
 
-def test_live(case: Case, deviation: Deviation) -> None:
-    """The fixture's logits move far above the bar."""
-    model = reference(case)
-    wrong = deviation.of(model)
-    batches, steps = [traced.batch for traced in compare(case).traces], None
-    if deviation.site == "cache":
-        batches, steps = cache_batches(case), SCHEDULES["steps"]
+def _comes_to_nothing(run: Run, deviation: Deviation, schedule: str) -> bool:
+    """Whether a deviation changes nothing over a cache beside what is known already."""
+    batches = cache_batches(run.case)
+    as_known = [read_ours(run.model, batch, SCHEDULES[schedule])[0] for batch in batches]
+    return agreement(batches, as_known, run.with_another(deviation), SCHEDULES[schedule]).verdict == "same"
 
-    def logits(side: Any, batch: Batch) -> Tensor:
+
+def moved(after: Tensor, before: Tensor) -> float:
+    """How far a value moved, relative to its largest; without bounds where it has become another shape."""
+    return largest_relative(after, before) if after.shape == before.shape else math.inf
+
+
+def test_live(case: Case, deviation: Deviation) -> None:
+    """The fixture's logits move far above the bar; or what its own site shows, where nothing comes after."""
+    model, schedule = reference(case), OVER_A_CACHE.get(deviation.site)
+    wrong = deviation.of(model)
+    units = [
+        unit
+        for unit in case.record.units_of(model.config)
+        if any(kind_of(unit.site_name(site)) == deviation.site for site in unit.sites)
+    ]
+
+    def values(side: Any, batch: Batch) -> list[Tensor]:
+        if deviation.site == TRAINING:
+            return [my_dropout(side, batch)]
+        if schedule is not None:
+            return [batch.kept(read_ours(side, batch, SCHEDULES[schedule])[0])]
+        seen = ours.trace(side, batch, units)
+        own = [value for name, value in seen.items() if kind_of(name) == deviation.site]
         with torch.no_grad():
-            return batch.kept(read_ours(side, batch, steps)[0] if steps else ours.read(side, batch.inputs))
+            return [batch.kept(ours.read(side, batch.inputs)), *own]
 
     largest = 0.0
-    for batch in batches:
-        before = of_model(model, ("live", batch.name), lambda batch=batch: logits(model, batch))
-        largest = max(largest, largest_relative(logits(wrong, batch), before))
+    for batch in cache_batches(case) if schedule else batches_of(case):
+        pairs = zip(values(wrong, batch), values(model, batch), strict=True)
+        largest = max(largest, *(moved(after, before) for after, before in pairs))
         if largest > LIVE:
             return
     pytest.fail(f"{deviation.name!r} moves no logit by more than {largest:.1e}: the fixture is blind")
 
 
 def test_caught(case: Case, deviation: Deviation) -> None:
-    """A reference that departs fails against transformers, and first at the site that the deviation names; or agrees with it,
-    where that is what a known difference of this release is explained by.
-    """
-    run = compare(case)
-    explains = deviation.name in {known.explained for known in case.known}
-    if not explains:
-        must_show(run, deviation, well=True)
-    run = run.against(deviation.of(run.model))
-    beside = [known for known in case.known if not known.downstream]  # what this release shows otherwise, as a cache
-    first = next((d for d in run.differences() if not any(known.at(d.kind) for known in beside)), None)
-    if deviation.site == "cache":
+    """A reference that departs fails against transformers, and first at the site that the deviation names."""
+    run = comparable(case)
+    must_show(run, deviation)
+    run = run.against(run.with_another(deviation))
+    unexplained = {site for k in known.active(case) if k.explained is None for site in k.sites}
+    first = next((d for d in run.differences() if d.kind not in unexplained), None)
+    if deviation.site == TRAINING:
+        assert first is None, "a pass in evaluation shows it already"
+        batch = batches_of(case)[0]
+        theirs = their_dropout(case, batch)
+        assert under_lens(theirs, my_dropout(reference(case), batch)).verdict == "same"
+        assert under_lens(theirs, my_dropout(run.model, batch)).verdict == "differs"
+    elif schedule := OVER_A_CACHE.get(deviation.site):
         assert first is None, "a pass without a cache shows it already"
-        assert compare_schedule(run, "steps", static=False).verdict == "differs"
-    elif explains:
-        assert first is None, "the record says that transformers does this, and there is more"
+        if _comes_to_nothing(run, deviation, schedule):
+            pytest.skip(f"what transformers {hf.VERSION} is known for here leaves nothing of it")
+        assert compare_schedule(run, schedule, static=False).verdict == "differs"
     else:
         assert first is not None, "nothing differs"
         assert first.kind == deviation.site
@@ -105,20 +142,27 @@ def test_caught(case: Case, deviation: Deviation) -> None:
 
 def test_explained(case: Case, deviation: Deviation) -> None:
     """Where transformers departs, the harness says in which way."""
-    run = compare(case)
-    if deviation.site == "cache":
-        wrong_model = deviation.of(run.model)
+    run = comparable(case)
+    must_show(run, deviation)
+    wrong_model = run.with_another(deviation)
+    if schedule := OVER_A_CACHE.get(deviation.site):
+        if _comes_to_nothing(run, deviation, schedule):
+            pytest.skip(f"what transformers {hf.VERSION} is known for here leaves nothing of it")
         batches = cache_batches(case)
-        theirs = [read_ours(wrong_model, batch, SCHEDULES["steps"])[0] for batch in batches]
-        found = explain_schedule(run, "steps", theirs)
+        theirs = [read_ours(wrong_model, batch, SCHEDULES[schedule])[0] for batch in batches]
+        found = explain_schedule(case, schedule, theirs)
         assert found is not None, "nothing explains it"
         assert found.name == deviation.name
         return
-    must_show(run, deviation, well=False)
+    if deviation.site == TRAINING:
+        batch = batches_of(case)[0]
+        theirs = my_dropout(wrong_model, batch)
+        found = explain_site(case, "dropout", lambda against: under_lens(theirs, my_dropout(against(), batch)))
+        assert found is deviation
+        return
     wrong = deviated(run, deviation)
-    difference = wrong.first_difference()
+    difference = next((d for d in wrong.differences() if d.kind == deviation.site), None)
     assert difference is not None
     explanation = explain(wrong, difference)
     assert explanation is not None, f"nothing explains the difference at {difference.site}"
     assert explanation[0].name == deviation.name
-

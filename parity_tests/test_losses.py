@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parity_tests.harness import hf, ours
-from parity_tests.harness.case import Case, batches_of, cache_batches, reference, twin
+from parity_tests.harness.case import Case, batches_of, cache_batches, twin
 from parity_tests.harness.compare import largest_relative, measured, under_lens
+from parity_tests.harness.known import expected
 from parity_tests.harness.points import config_of
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.shapes import unchecked
@@ -83,7 +84,7 @@ def test_load_balancing(case: Case, batch_name: str, recorder: Recorder) -> None
 def test_load_balancing_over_a_cache(case: Case, recorder: Recorder) -> None:
     """The loss of the tokens that a call reads, whatever was read before; without a mask, and with one that hides nothing."""
     run = recorder.run(case, "accumulated", "load-balancing.step")
-    model, theirs = reference(case), twin(case)
+    model, theirs = expected(case), twin(case)
     ids = cache_batches(case)[0].inputs["ids"]
     before, new = {"ids": ids[:, :6]}, {"ids": ids[:, 6:]}
     routers = [unit.name for unit in run.units if unit.routes is not None]

@@ -9,7 +9,7 @@ from parity_tests.harness import hf
 from parity_tests.harness.case import Case, batches_of, reference, twin
 from parity_tests.harness.compare import BAR, largest_relative, under_lens
 from parity_tests.harness.recorder import Recorder
-from parity_tests.harness.training import dropped_out, trained
+from parity_tests.harness.training import my_dropout, their_dropout, trained
 
 pytestmark = [
     pytest.mark.level("training"),
@@ -47,7 +47,7 @@ def test_dropout(case: Case, recorder: Recorder) -> None:
     if not any(module.p for module in reference(case).modules() if isinstance(module, nn.Dropout)):
         pytest.skip("this variant drops nothing")
     batch = batches_of(case)[0]
-    theirs, mine = dropped_out(case, batch)
+    theirs = their_dropout(case, batch)
     calm = hf.run(twin(case), "f64", batch.inputs).logits
     assert largest_relative(theirs, calm) > 1e6 * BAR, "dropout is on, and changes nothing"
-    recorder.check(case, "dropout", under_lens(theirs, mine))
+    recorder.judge(case, "dropout", lambda ours: under_lens(theirs, my_dropout(ours(), batch)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parity_tests.harness import hf
+from parity_tests.harness import hf, known
 from parity_tests.harness.case import Case, reads, reference, twin
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.recorder import Recorder
@@ -24,8 +24,8 @@ def test_embeddings_instead_of_ids(case: Case, recorder: Recorder) -> None:
     with hf.lens_for("f64"):
         embedded = model.get_input_embeddings()(batch.inputs[text])
     beside = {name: x for name, x in batch.inputs.items() if name != text}
-    outcome = under_lens(theirs(case, beside, inputs_embeds=embedded), mine(case, dict(batch.inputs)))
-    recorder.check(case, "inputs_embeds", outcome)
+    found = theirs(case, beside, inputs_embeds=embedded)
+    recorder.judge(case, "inputs_embeds", lambda ours: under_lens(found, mine(case, batch.inputs, model=ours())))
 
 
 @pytest.mark.causal
@@ -46,8 +46,12 @@ def test_a_mask_of_four_dimensions(case: Case, dtype: str, recorder: Recorder) -
     visible = visible if first is None else visible & window_mask(slots, slots, first)
     mask = visible if dtype == "bool" else torch.zeros(visible.shape).double().masked_fill(~visible, torch.finfo().min)
     beside = {name: x for name, x in batch.inputs.items() if name != "real"}
-    found = theirs(case, beside, attention_mask=mask)
-    recorder.check(case, f"mask-4d.{dtype}", under_lens(batch.kept(found), batch.kept(mine(case, dict(batch.inputs)))))
+    found = batch.kept(theirs(case, beside, attention_mask=mask))
+    recorder.judge(
+        case,
+        f"mask-4d.{dtype}",
+        lambda ours: under_lens(found, batch.kept(mine(case, batch.inputs, model=ours()))),
+    )
 
 
 @pytest.mark.causal
@@ -60,10 +64,9 @@ def test_several_texts_in_one_row(case: Case, use_cache: bool, recorder: Recorde
     if "rope" not in vars(reference(case).config):
         pytest.skip("only decoders built like Llama are asked for this")
     lengths, ids = (6, 9, 4), batch.inputs["ids"][:1]
-    alone = torch.cat([mine(case, {"ids": part}) for part in ids.split(lengths, 1)], 1)
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
-    packed = theirs(case, {"ids": ids, "positions": positions}, use_cache=use_cache)
-    recorder.check(case, site, under_lens(packed, alone))
+    alone = torch.cat([mine(case, {"ids": part}, model=known.expected(case)) for part in ids.split(lengths, 1)], 1)
+    packed = {"ids": ids, "positions": torch.cat([torch.arange(n) for n in lengths])[None]}
+    recorder.hold(case, site, lambda side: under_lens(side(packed, use_cache=use_cache), alone), of_both=False)
 
 
 @pytest.mark.causal
@@ -75,9 +78,12 @@ def test_some_logits_only(case: Case, wanted: int | str, recorder: Recorder) -> 
         pytest.skip("this model gives all logits")
     places = torch.tensor([2, 7, 18]) if wanted == "indices" else torch.arange(batch.length)[-int(wanted) :]
     keep = places if wanted == "indices" else wanted
-    found = theirs(case, dict(batch.inputs), logits_to_keep=keep)
-    outcome = under_lens(found, mine(case, dict(batch.inputs))[:, places])
-    recorder.check(case, f"logits_to_keep.{wanted}", outcome)
+    found = theirs(case, batch.inputs, logits_to_keep=keep)
+    recorder.judge(
+        case,
+        f"logits_to_keep.{wanted}",
+        lambda ours: under_lens(found, mine(case, batch.inputs, model=ours())[:, places]),
+    )
 
 
 def test_positions_are_given_or_counted(case: Case, recorder: Recorder) -> None:
@@ -87,5 +93,5 @@ def test_positions_are_given_or_counted(case: Case, recorder: Recorder) -> None:
     if not reads(case).positions:
         pytest.skip("this model numbers its tokens by itself")
     steps = torch.arange(batch.length).expand(batch.rows, -1)
-    outcome = under_lens(theirs(case, {**batch.inputs, "positions": steps}), mine(case, dict(batch.inputs)))
-    recorder.check(case, "positions", outcome)
+    found = theirs(case, {**batch.inputs, "positions": steps})
+    recorder.judge(case, "positions", lambda ours: under_lens(found, mine(case, batch.inputs, model=ours())))

@@ -59,17 +59,21 @@ def generate(
     settings: Settings | None = None,
     real: Bool[Tensor, "b s"] | None = None,
     follow: Int[Tensor, "b n"] | None = None,
+    first: int = 0,
     **beside: Tensor,
 ) -> Generated:
     """The `n_new` most likely tokens after `ids`, one by one.
 
     model: one that has `new_cache` and reads token by token. settings: without them nothing ends a text. A row that has
     ended is filled up, and decoding stops when every row has. real: False for padding on the left. follow: tokens to take
-    instead of the likeliest, as where somebody drew them. beside: what the model reads besides, as a source or a memory.
+    instead of the likeliest, as where somebody drew them. first: so many tokens of the prompt are read in a call of their
+    own. beside: what the model reads besides, as a source or a memory.
     """
     settings = settings or Settings()
     read = Reader(model, masked=real is not None, beside=beside)
-    text, step, scores = prompted(ids, real, beside, n_new), ids, []
+    if first:
+        read(ids[:, :first], prompted(ids[:, :first], None if real is None else real[:, :first], beside, n_new))
+    text, step, scores = prompted(ids, real, beside, n_new), ids[:, first:], []
     done = torch.zeros(len(ids), 1, dtype=torch.bool, device=ids.device)
     eos = torch.tensor(settings.eos_token_id, dtype=torch.long, device=ids.device)
     for i in range(n_new if follow is None else follow.shape[1]):

@@ -10,13 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures import bert as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.heads import MLMHead
 from reference_impl.models.bert import BertConfig, BertEmbedding, BertModel
 
@@ -202,29 +214,32 @@ FAMILY = Family(
     name="bert",
     hf_class="BertForMaskedLM",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L3", "M2"),
+    beside=(beside.hidden_states(), beside.attentions(), beside.CROSS_ATTENTIONS, beside.NEXT_SENTENCE),
+    siblings=siblings.encoders("Bert", "pretraining", siblings.HEAD_DROPOUT),
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
             sites=("greedy", "left-padded", "eos"),
             since="5.1.0",
-            variants=("cross",),
-            downstream=False,
+            where=lambda config: config.cross_attention,
             link="no issue known",
+            raises="AttributeError",
         ),
         *(
             Known(
                 name="generate keeps the keys of the text and of the memory in one cache",
                 sites=sites,
                 until="5.0.0",
-                variants=("cross",),
+                where=lambda config: config.cross_attention,
                 attention=(attention,),
-                downstream=False,
                 link="no issue known",
+                unexplained="TODO",
             )
             for attention, sites in {"eager": ("greedy", "left-padded", "eos"), "sdpa": ("greedy", "left-padded")}.items()
         ),
@@ -232,18 +247,19 @@ FAMILY = Family(
             name="the mask of a decoder overflows in float64",
             sites=("mask",),
             until="5.0.0",
-            variants=DECODERS,
+            where=lambda config: config.causal,
             attention=("sdpa",),
             precisions=("f64",),
             link="no issue known",
+            unexplained="TODO",
         ),
         Known(
             name="the mask of a decoder is as long as a static cache, and its keys are not",
             sites=("static.steps", "static.chunks"),
             until="5.0.0",
-            variants=DECODERS,
-            downstream=False,
+            where=lambda config: config.causal,
             link="no issue known",
+            raises="RuntimeError",
         ),
     ),
     deviations=(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import deepseek_v3 as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
+from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.harness.record import LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 
@@ -30,6 +32,7 @@ FAMILY = Family(
         "num_nextn_predict_layers": "modules for multi-token prediction, apart from the model proper",
     },
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
@@ -44,14 +47,24 @@ FAMILY = Family(
         Backend("eager", "batched_mm", ("f64", "f32"), variants=("no-renorm", "shared-2", "negative-bias")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
+    beside=beside.MIXTURE,
+    siblings=siblings.decoders("DeepseekV3", spans_too=False),
     known=(
-        *shared.YARN_KNOWN,
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        Known(
+            name="a rope_scaling without a factor, of type default or longrope, raises",
+            sites=(LOADING,),
+            until="5.0.0",
+            says=lambda raw: raw.get("rope_scaling") is not None and "factor" not in raw["rope_scaling"],
+            link=scalings.MEASURED,
+            raises="KeyError",
+        ),
         *shared.WAYS_KNOWN,
         Known(
             name="masked groups are filled with 0, which a negative score loses to",
             sites=("ffn.router.choice", "ffn", "ffn.experts"),
             until="5.6.0",
-            variants=("negative-bias",),
             link="https://github.com/huggingface/transformers/pull/45441",
             explained="groups masked with 0 instead of -inf",
         ),
@@ -60,9 +73,9 @@ FAMILY = Family(
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,
-        shared.scaled(("yarn",)),
-        *shared.yarn(("yarn",)),
-        *latent.mla(yarn=("yarn",), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
+        *scalings.DEVIATIONS,
+        scalings.not_read(theta=10000.0),
+        *latent.mla(yarn=("yarn", "rope-yarn-mscale*"), q_latent=Q_LATENT, no_q_latent=("no-q-lora",), biased=("biased",)),
         *shared.MASK,
         *shared.gated_ffn(("base", "yarn", "no-*", "half-rope", "biased", "negative-bias")),
         *mixtures.grouped_router(renormalised=RENORMALISED, bare=("no-renorm",), negative=("negative-bias",)),

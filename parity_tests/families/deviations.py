@@ -2,66 +2,48 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import AS_ONE_READS, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.ffn import GatedFFN
+from reference_impl.mla import MLA
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, rotate_pairs
-from reference_impl.rope_scaling import Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
 
-YARN_KNOWN = (
-    Known(
-        name="YaRN's factor is replaced by max / original",
-        sites=("rope.cos",),
-        since="4.51.0",
-        until="4.56.0",
-        variants=("rope-yarn", "yarn"),
-        link="https://github.com/huggingface/transformers/pull/40320",
-        explained="YaRN's factor replaced by max / original",
-    ),
-    Known(
-        name="YaRN ignores original_max_position_embeddings",
-        sites=("rope.cos",),
-        until="4.51.0",
-        variants=("rope-yarn", "yarn"),
-        link="no issue known",
-        explained="YaRN's ramp from max_position_embeddings",
-    ),
+BOOLEAN_MASK_KNOWN = Known(
+    name="eager attention adds a boolean mask of four dimensions to the scores",
+    sites=("mask-4d.bool",),
+    attention=("eager",),
+    link="found here: see Findings in the README",
+    explained="a boolean mask is added to the scores",
+    local=True,
 )
-
-WAYS_KNOWN = (
-    Known(
-        name="eager attention adds a boolean mask of four dimensions to the scores",
-        sites=("mask-4d.bool",),
-        attention=("eager",),
-        downstream=False,
-        link="found here: see Findings in the README",
-    ),
-    Known(
-        name="several texts in one row see each other when a cache is kept",
-        sites=("packed.with-cache",),
-        downstream=False,
-        link="found here: see Findings in the README",
-    ),
+PACKED_KNOWN = Known(
+    name="several texts in one row see each other when a cache is kept",
+    sites=("packed.with-cache",),
+    link="found here: see Findings in the README",
+    explained=AS_ONE_READS,
+    local=True,
 )
+WAYS_KNOWN = (BOOLEAN_MASK_KNOWN, PACKED_KNOWN)
 """Of every decoder built like Llama: a mask is taken as it comes, and positions are looked at where there is no cache."""
 
 Change = Callable[[nn.Module], None]
 
 
-def each(kind: type[nn.Module], change: Callable[[Any], None]) -> Change:
-    """Change every module of a kind in the tree."""
+def each(kind: type[nn.Module] | tuple[type[nn.Module], ...], change: Callable[[Any], None]) -> Change:
+    """Change every module of a kind, or of several, in the tree."""
 
     def apply(root: nn.Module) -> None:
         for module in list(root.modules()):
@@ -107,43 +89,13 @@ RMS_NORM = (
 # --- RoPE ---
 
 
-def _with_rope(**changes: Any) -> Change:
+def with_rope(**changes: Any) -> Change:
+    """Change what the rotary tables are made of."""
+
     def change(module: RotaryEmbedding) -> None:
         module.config = RopeConfig(**{**vars(module.config), **changes})
 
     return each(RotaryEmbedding, change)
-
-
-class _WithScaling:
-    """A scaling with one method replaced."""
-
-    def __init__(self, scaling: Unscaled, **methods: Any):
-        self.__dict__.update({"frequencies": scaling.frequencies, "amplitude": scaling.amplitude, **methods})
-
-
-def _scaling(kind: type[Unscaled], change: Callable[[Any], dict[str, Any]]) -> Change:
-    def apply(module: RotaryEmbedding) -> None:
-        scaling = module.config.scaling
-        if isinstance(scaling, kind):
-            replaced = object.__new__(RopeConfig)  # past the type check: a stand-in is no scaling of the reference
-            values = {**vars(module.config), "scaling": _WithScaling(scaling, **change(scaling))}
-            replaced.__dict__.update(values)
-            module.config = replaced
-
-    return each(RotaryEmbedding, apply)
-
-
-def _hard_step(scaling: Llama3) -> dict[str, Any]:
-    def frequencies(theta: float, width: int, length: int) -> Tensor:
-        plain = inverse_frequencies(theta, width)
-        slow = 2 * torch.pi / plain > scaling.original_positions / scaling.low_freq_factor
-        return torch.where(slow, plain / scaling.factor, plain)
-
-    return {"frequencies": frequencies}
-
-
-def _everything_interpolated(scaling: YaRN) -> dict[str, Any]:
-    return {"frequencies": lambda theta, width, length: inverse_frequencies(theta, width) / scaling.factor}
 
 
 def _backwards(rotate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -166,90 +118,8 @@ def _reordered(shape: tuple[int, int]) -> Callable[[Attention], None]:
     return change
 
 
-THETA = Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=_with_rope(theta=10000.0))
+THETA = Deviation(name="theta is 10000 whatever the config says", site="rope.cos", apply=with_rope(theta=10000.0))
 
-
-def scaled(variants: tuple[str, ...]) -> Deviation:
-    """Of variants that scale RoPE."""
-    return Deviation(
-        name="RoPE's scaling is ignored", site="rope.cos", apply=_with_rope(scaling=Unscaled()), variants=variants
-    )
-
-
-def yarn(variants: tuple[str, ...]) -> tuple[Deviation, ...]:
-    """Of variants that scale RoPE by YaRN."""
-    def rescaled(**changes: Callable[[Any], float]) -> Change:
-        def change(model: Decoder) -> None:
-            scaling = model.rope.config.scaling
-            if isinstance(scaling, YaRN):
-                values = {name: of(model) for name, of in changes.items()}
-                _with_rope(scaling=replace(scaling, **values))(model)
-
-        return each(Decoder, change)
-
-    def reach(model: Any) -> int:
-        return model.config.max_positions
-
-    left_out = _scaling(YaRN, lambda _: {"amplitude": lambda: 1.0})
-    everything = _scaling(YaRN, _everything_interpolated)
-    return (
-        Deviation(name="YaRN's attention factor is left out", site="rope.cos", apply=left_out, variants=variants),
-        Deviation(name="YaRN interpolates every pair", site="rope.cos", apply=everything, variants=variants),
-        Deviation(
-            name="YaRN's factor replaced by max / original",
-            site="rope.cos",
-            apply=rescaled(factor=lambda model: reach(model) / model.rope.config.scaling.original_positions),
-            variants=variants,
-        ),
-        Deviation(
-            name="YaRN's ramp from max_position_embeddings",
-            site="rope.cos",
-            apply=rescaled(original_positions=reach),
-            variants=variants,
-        ),
-    )
-
-
-LLAMA3 = Deviation(
-    name="llama3 scaling without the blend between its bands",
-    site="rope.cos",
-    apply=_scaling(Llama3, _hard_step),
-    variants=("rope-llama3",),
-)
-
-
-def _one_set(chosen: Callable[[LongRoPE], tuple[float, ...]]) -> Change:
-    """The same factors at every length."""
-
-    def change(module: RotaryEmbedding) -> None:
-        scaling = module.config.scaling
-        if isinstance(scaling, LongRoPE):
-            same = replace(scaling, short_factor=chosen(scaling), long_factor=chosen(scaling))
-            _with_rope(scaling=same)(module)
-
-    return each(RotaryEmbedding, change)
-
-
-LONGROPE = (
-    Deviation(
-        name="longrope's long factors at every length",
-        site="rope.cos",
-        apply=_one_set(lambda scaling: scaling.long_factor),
-        variants=("rope-longrope",),
-    ),
-    Deviation(
-        name="longrope's short factors at every length",
-        site="rope.cos",
-        apply=_one_set(lambda scaling: scaling.short_factor),
-        variants=("rope-longrope",),
-    ),
-    Deviation(
-        name="longrope's attention factor is left out",
-        site="rope.cos",
-        apply=_scaling(LongRoPE, lambda _: {"amplitude": lambda: 1.0}),
-        variants=("rope-longrope",),
-    ),
-)
 
 # --- attention ---
 
@@ -368,7 +238,24 @@ def masks(kind: type[nn.Module]) -> tuple[Deviation, ...]:
     )
 
 
-MASK = masks(Decoder)
+def _softmax_of_the_sum(scores: Tensor, visible: Tensor) -> Tensor:
+    return (scores + visible).softmax(-1)
+
+
+def _mask_added(module: Any) -> None:
+    forward, home = module.forward, sys.modules[type(module).__module__]
+
+    def added(*args: Any) -> Tensor:
+        with patch.object(home, "softmax_attention", _softmax_of_the_sum):
+            return forward(*args)
+
+    module.forward = added
+
+
+MASK = (
+    *masks(Decoder),
+    Deviation(name="a boolean mask is added to the scores", site="attn.probs", apply=each((Attention, MLA), _mask_added)),
+)
 
 # --- feed-forward ---
 

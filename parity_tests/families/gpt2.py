@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import gpt2 as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Backend, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import PUBLISHED, Backend, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 
 
@@ -132,6 +133,7 @@ FAMILY = Family(
     name="gpt2",
     hf_class="GPT2LMHeadModel",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(
@@ -141,13 +143,16 @@ FAMILY = Family(
     ),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L4", "M3", "G1"),
+    beside=(beside.hidden_states("dropout", "norm"), beside.attentions(), beside.CROSS_ATTENTIONS),
+    siblings=siblings.GPT2,
     known=(
+        beside.no_tuple_by_config("5.0.0"),
         Known(
             name="sdpa does not divide scores by layer",
             sites=("attn", "cross"),
             since="4.42.0",
             until="5.4.0",
-            variants=BY_LAYER,
+            where=lambda config: config.scaled_by_layer,
             attention=("sdpa",),
             link="https://github.com/huggingface/transformers/pull/44397",
             explained="scores are not divided by layer",
@@ -157,7 +162,7 @@ FAMILY = Family(
             sites=("attn",),
             since="4.42.0",
             until="5.4.0",
-            variants=("unscaled",),
+            where=lambda config: not config.scaled,
             attention=("sdpa",),
             link="https://github.com/huggingface/transformers/pull/44397",
             explained="scores are scaled all the same",
@@ -168,7 +173,7 @@ FAMILY = Family(
                 sites=("cross.probs", "cross"),
                 since=since,
                 until="5.16.0",
-                variants=("cross",),
+                where=lambda config: config.cross_attention,
                 attention=(attention,),
                 link="measured, release by release: the mask that is given for it reaches no layer",
                 explained="padding of the memory is visible",

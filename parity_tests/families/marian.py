@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from fixtures import marian as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
-from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, post_norm_units, reads
-from parity_tests.harness.record import Deviation, Family, Known
+from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
+from parity_tests.harness.record import LOADING, PUBLISHED, Deviation, Family, Known
 from reference_impl.sinusoidal import sinusoidal_interleaved
 
 SCALED = ("base", "apart*", "odd")
@@ -38,27 +39,32 @@ FAMILY = Family(
     name="marian",
     hf_class="MarianMTModel",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=7, shiftable=False),
     units=post_norm_units(embed_norm=False),
     backends=BACKENDS,
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("M5", "P2", "G1"),
     inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
+    beside=beside.two_sides("embedded"),
+    siblings=siblings.without_head("Marian") | siblings.decoder_alone("Marian"),
     known=(
+        beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,
         Known(
             name="the table of sines is trained once it was loaded, and not saved",
             sites=("trainable",),
             since="5.0.0",
-            downstream=False,
             link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
+            unexplained="a fixed table is no parameter, and the reference has no gradient for it",
         ),
         Known(
             name="the encoder does not scale embeddings given for ids, as the decoder does",
             sites=("inputs_embeds",),
-            variants=SCALED,
-            downstream=False,
+            where=lambda config: config.scaled_embedding,
             link="measured in 4.57.6 and 5.24.0",
+            explained="the embedding is not scaled",
+            local=True,
         ),
         Known(
             name="a head that is tied to the decoder's embedding is tied to the encoder's",
@@ -67,16 +73,19 @@ FAMILY = Family(
             until="5.4.0",
             variants=("apart",),
             link="https://github.com/huggingface/transformers/issues/45005",
+            unexplained="TODO",
         ),
         Known(
             name="a decoder with a vocabulary of its own cannot be loaded",
-            sites=("*",),
+            sites=(LOADING,),
             until="5.0.0",
-            variants=("apart",),
-            link="measured: RuntimeError, the decoder's embedding is made with the source's vocabulary",
+            where=lambda config: config.decoder_vocab_size != config.vocab_size,
+            link="measured: the decoder's embedding is made with the source's vocabulary",
+            raises="RuntimeError",
         ),
     ),
     deviations=(
+        LAYERS_DRAWN,
         sides.of_stack("the embedding is not scaled", "encoder.embedded", sides.scaled(lambda d: 1.0), SCALED),
         sides.of_stack("the embedding is scaled unasked", "encoder.embedded", sides.scaled(lambda d: d**0.5), ("unscaled",)),
         sides.of_stack("sines and cosines interleaved", "encoder.embedded", _interleaved),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fixtures import poolformer as tiny
 from fixtures.values import integers
+from parity_tests.families import siblings
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
-from parity_tests.harness.record import Backend, Deviation, Family, Site, Unit
+from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
 from reference_impl.ffn import gelu_tanh
 from reference_impl.models.poolformer import ConvFFN, PoolFormerLayer, PoolFormerModel, scaled
 from reference_impl.norm import ImageNorm
@@ -50,6 +51,15 @@ def units(config: Any) -> list[Unit]:
         block("classifier", "classifier", axes="b k"),
         Unit(name="", hf="", label="logits", level="model", sites=(Site("", "b k", lambda c: c.output["logits"]),)),
     ]
+
+
+def _stages(units: Sequence[Unit]) -> list[str]:
+    """The last layer of each."""
+    last = {unit.name.split(".")[1]: unit.name for unit in units if unit.level == "layer"}
+    return list(last.values())
+
+
+STAGES = Beside(name="hidden_states", sites=_stages, axes="b d y x", switch="output_hidden_states")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +163,13 @@ FAMILY = Family(
         "stride": "nothing reads it: each stage has its own",
     },
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=reads,
     caches=(),
     backends=(Backend("eager"),),
+    beside=(STAGES,),
+    siblings=siblings.bare("PoolFormer", "{last}"),
     deviations=(
         *(Deviation(name=name, site="mixer", apply=_pooled(how), variants=SCALED) for name, how in MIXING.items()),
         Deviation(name="eps is 1e-3", site="mixer_norm", apply=each(ImageNorm, constant("eps", 1e-3))),

@@ -10,11 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import rwkv as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Batch, Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    FORWARD,
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Beside,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl import rwkv
 from reference_impl.models.rwkv import RwkvLayer, RwkvModel
 from reference_impl.recurrence import LayerState
@@ -67,6 +81,15 @@ def units(config: Any) -> list[Unit]:
     ]
 
 
+TIME_MIXED = Beside(
+    name="attentions",
+    sites=lambda units: [unit.name for unit in units if unit.name.endswith(".time")],
+    axes="b s d",
+    switch="output_attentions",
+)
+"""What the token mixers give: there are no probabilities."""
+
+
 class Alone(Reads):
     """Pieces of a text are read in a batch of one: in a larger one, transformers mixes the rows, see `KNOWN`."""
 
@@ -74,13 +97,9 @@ class Alone(Reads):
         return [self.batch("cache", (1, 19))]
 
 
-BEAMS = (
-    "settings.num_beams",
-    "settings.num_return_sequences",
-    "settings.length_penalty",
-    "settings.early_stopping.never",
-    "settings.as-summaries",
-    "settings.as-translations",
+BEAMS = tuple(
+    f"settings.{name}"
+    for name in "num_beams num_return_sequences length_penalty early_stopping.never as-summaries as-translations".split()
 )
 
 KNOWN = (
@@ -88,32 +107,33 @@ KNOWN = (
         name="beams that change places leave their states behind",
         sites=BEAMS,
         until="5.13.0",
-        downstream=False,
         link="measured, release by release",
+        unexplained="which beam's state a text goes on with is not the model's, but of how beams are searched",
     ),
     Known(
         name="beams are refused: the state cannot be reordered",
         sites=(*BEAMS, "settings.early_stopping"),
         since="5.13.0",
-        downstream=False,
+        raises="ValueError",
         link="measured, release by release: ValueError",
     ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
-        sites=("*",),
-        variants=("wide",),
-        link="measured: RuntimeError; right without a state",
+        sites=(FORWARD,),
+        where=lambda config: config.d_inner != config.d_model,
+        link="measured: right without a state",
+        raises="RuntimeError",
     ),
     Known(
         name="a step of one token mixes each row with the last tokens of the others",
         sites=("greedy", "eos"),
-        downstream=False,
         link="measured: logits (b, b, v) for tokens (b, 1)",
+        unexplained="what comes out has another shape than any model of a batch gives",
     ),
     Known(
         name="the last norm's eps is 1e-5",
         sites=("norm",),
-        variants=("eps",),
+        where=lambda config: config.norm_eps != 1e-5,
         precisions=("f64", "f32"),
         link="measured",
         explained="eps of the last norm is 1e-5 whatever the config says",
@@ -121,9 +141,9 @@ KNOWN = (
     Known(
         name="weights are divided in place, and so have other gradients",
         sites=("gradients", "step"),
-        variants=("halved",),
-        downstream=False,
+        where=lambda config: config.halvings(config.n_layers - 1) > 0,
         link="by design",
+        unexplained="the gradients are those of other parameters, which are the reference's over a power of two",
     ),
 )
 
@@ -266,11 +286,14 @@ FAMILY = Family(
     rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
     caches=("dynamic",),
     holds=("b d", "b d", "b f", "b f", "b f"),
     backends=(Backend("eager"),),
+    beside=(beside.AFTER_LAYERS, TIME_MIXED),
+    siblings=siblings.bare("Rwkv", "norm"),
     known=KNOWN,
     deviations=(
         *(replace(deviation, variants=PLAIN) for deviation in shared.layer_norm("embed_norm", configured=False)),

@@ -10,11 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.attention import MHA
 from reference_impl.models.t5 import RelativeBias, T5Config
 
@@ -155,6 +167,7 @@ FAMILY = Family(
     name="t5",
     hf_class="T5ForConditionalGeneration",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=0, shiftable=True),
     units=units,
     backends=(
@@ -167,37 +180,41 @@ FAMILY = Family(
         "is_decoder": "of a decoder by itself",
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
     },
+    beside=beside.two_sides("embedded", "norm"),
+    siblings=siblings.without_head("T5") | siblings.over_source("T5", "transformer") | siblings.encoder_alone("T5"),
     known=(
+        beside.no_tuple_by_config("5.0.0"),
         *(
             Known(
                 name="a decoder deeper than the encoder cannot generate: its cache has the encoder's layers",
                 sites=sites,
                 since=since,
                 until=until,
-                variants=("gated", "near"),
-                downstream=False,
-                link="measured: IndexError",
+                where=lambda config: config.n_decoder_layers > config.n_encoder_layers,
+                link="measured",
+                raises="IndexError",
             )
             for sites, since, until in (
-                (("static.*",), "0", None),
+                (("static.steps", "static.chunks"), "0", None),
                 (("greedy", "left-padded", "eos"), "4.54.0", "5.0.0"),
                 (("greedy", "left-padded", "eos"), "5.1.0", None),
             )
         ),
         Known(
             name="wo is loaded in float32, and its output stays so",
-            sites=("encoder.ffn", "decoder.ffn"),
+            sites=("encoder.ffn", "decoder.ffn"),  # TODO
             since="5.0.0",
             until="5.1.0",
             precisions=("bf16",),
             link="measured: 5.1.0 loads it in bfloat16",
+            unexplained="it is one of rounding, which no deviation in float64 shows",
         ),
         Known(
             name="an untied head is scaled",
             sites=("logits", "lm_head"),
             since="5.0.0",
             until="5.1.0",
-            variants=UNTIED,
+            where=lambda config: not config.tied_head,
             link="measured: 5.1.0 does not",
             explained="an untied head is scaled",
         ),

@@ -12,13 +12,20 @@ from torch import Tensor
 
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import Change, each, forward_of
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import Alone, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, softmax_attention, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
 from reference_impl.norm import RMSNorm
 
 Windows = list[int | None]
+
+ALONE = Alone(
+    variants=("every-*",),
+    sites=("mask", "attn.probs", "attn", "logits"),
+    levels=("block", "model", "cache", "generation"),
+)
+"""A window shows in the mask, and in what a cache still holds."""
 
 # --- windows ---
 
@@ -63,6 +70,23 @@ def _one_key_short(model: Decoder) -> None:
     """Layers keep the keys of window - 2 tokens, so that the oldest which the next query should see is gone."""
     shorter = [window and window - 1 for window in model.windows]
     model.new_cache = lambda: KVCache(len(shorter), windows=shorter)
+
+
+def _everything_in_steps(model: Decoder) -> None:
+    """Layers with a window of one keep all keys, and the mask of a single token, one key wide, lets it see them all."""
+    windows, layers = model.windows, list(model.layers)
+    model.new_cache = lambda: KVCache(len(windows), windows=[None if window == 1 else window for window in windows])
+    for layer, window in zip(layers, windows, strict=True):
+        if window == 1:
+            layer.mask.forward = lambda visible: torch.ones_like(visible) if visible.shape[-2] == 1 else visible
+
+
+OF_ONE = Deviation(
+    name="a window of one token is forgotten in steps",
+    site="cache",
+    apply=each(Decoder, _everything_in_steps),
+    variants=("window-1", "every-1"),
+)
 
 
 def windows(live: tuple[str, ...]) -> tuple[Deviation, ...]:
@@ -197,17 +221,69 @@ def attention(**places: tuple[str, ...]) -> tuple[Deviation, ...]:
     return tuple(deviation for deviation in found if deviation.variants)
 
 
-WINDOW_OF_ONE = Known(
-    name="a window of one token is forgotten by the dynamic cache",
-    sites=("dynamic.*", "greedy", "left-padded*", "prefilled", "eos"),
-    link="no issue known",
-    since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
-    variants=("window-1",),
-    downstream=False,
+
+LONGEST = 45
+"""Of the texts that are compared."""
+
+
+def within_reach(config: Any) -> bool:
+    """Of windows shorter than the longest text that is compared: of longer ones nothing shows."""
+    return config.window is not None and config.window < LONGEST
+
+
+def in_some_layers(config: Any) -> bool:
+    """Of those that not every layer has."""
+    return within_reach(config) and len(config.window_layers) < config.n_layers
+
+
+def _of_one(config: Any) -> bool:
+    return config.window == 1
+
+
+_HELD = ("dynamic.steps.held", "cache.held", "cache.training")
+
+WINDOW_OF_ONE = (
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
+        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+        since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
+        where=_of_one,
+        attention=("eager",),
+        link="found here: see Findings in the README",
+        explained="a window of one token is forgotten in steps",
+        local=True,  # a static cache keeps the window
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step sees even padding",
+        sites=("dynamic.steps",),
+        since="4.56.0",
+        where=_of_one,
+        attention=("sdpa",),
+        link="found here: see Findings in the README",
+        unexplained="what sdpa makes of padding has no meaning, and here it is seen",
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, which holds all",
+        sites=(*_HELD, "greedy", "left-padded.alone", "eos"),
+        since="4.56.0",
+        where=_of_one,
+        attention=("sdpa",),
+        link="found here: see Findings in the README",
+        explained="a window of one token is forgotten in steps",
+        local=True,
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and several tokens meet a mask of another width",
+        sites=("dynamic.chunks", "dynamic.chunks.held", "prefilled"),
+        since="4.56.0",
+        where=_of_one,
+        link="found here: see Findings in the README",
+        raises="RuntimeError",
+    ),
 )
 
 WAYS_KNOWN = (
-    *(known for known in shared.WAYS_KNOWN if known.sites != ("packed.with-cache",)),
-    *(replace(known, variants=("*[!1]",)) for known in shared.WAYS_KNOWN if known.sites == ("packed.with-cache",)),
+    shared.BOOLEAN_MASK_KNOWN,
+    replace(shared.PACKED_KNOWN, where=lambda config: config.window != 1),
 )
 """Llama's, but that through a window of one token no text sees another."""

@@ -13,7 +13,7 @@ from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.memory import once
-from parity_tests.harness.record import Backend, Deviation, Family, Known
+from parity_tests.harness.record import Backend, Deviation, Family
 from weight_mapping import open_checkpoint
 from weight_mapping.config import read_config
 
@@ -61,12 +61,6 @@ class Case:
         is not there. A trained model is of no variant.
         """
         return [each for each in self.record.deviations if self.trained or each.concerns(self.variant)]
-
-    @property
-    def known(self) -> list[Known]:
-        """The differences that are to be expected here."""
-        found = [known for known in self.record.known if known.concerns(self.name, hf.VERSION)]
-        return [known for known in found if self.backend.attention in known.attention and self.precision in known.precisions]
 
     @property
     def hf_class(self) -> str:

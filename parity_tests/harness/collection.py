@@ -10,10 +10,21 @@ import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.names import PRECISIONS, kind_of
-from parity_tests.harness.points import Options, cases, config_of, deviation_cases, is_deep, points, rounded, usual
+from parity_tests.harness.points import (
+    Options,
+    alone_in,
+    cases,
+    config_of,
+    deviation_cases,
+    is_deep,
+    points,
+    rounded,
+    usual,
+)
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
 from parity_tests.harness.schedules import at_edges
+from parity_tests.harness.siblings import siblings_of
 
 
 def options_of(config: pytest.Config) -> Options:
@@ -58,6 +69,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     elif "case" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("precisions")
         found = cases(options, marker.args if marker else PRECISIONS)
+        if level := metafunc.definition.get_closest_marker("level"):
+            found = [c for c in found if (alone := alone_in(c.family, c.variant)) is None or level.args[0] in alone.levels]
         if metafunc.definition.get_closest_marker("one_backend"):
             found = [case for case in found if usual(case)]
         if metafunc.definition.get_closest_marker("rounding_once"):
@@ -66,6 +79,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if case.trained]
         if metafunc.definition.get_closest_marker("tiny"):
             found = [case for case in found if not case.trained]
+        if metafunc.definition.get_closest_marker("broad"):
+            found = [case for case in found if alone_in(case.family, case.variant) is None]
         if metafunc.definition.get_closest_marker("shallow"):
             found = [case for case in found if case.trained or not is_deep(case.family, case.variant)]
         if field := metafunc.definition.get_closest_marker("has"):
@@ -82,6 +97,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         elif "kind" in metafunc.fixturenames:
             pairs = [(case, kind) for case in found for kind in case.record.caches]
             metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
+        elif "sibling" in metafunc.fixturenames:
+            pairs = [(case, name) for case in found for name in siblings_of(case)]
+            metafunc.parametrize(("case", "sibling"), pairs, ids=[f"{case}-{name}" for case, name in pairs])
         else:
             metafunc.parametrize("case", found, ids=map(str, found))
 

@@ -24,7 +24,9 @@ DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one site came out. error and bar: relative, see `under_lens` and `within_budget`. note: why, in words."""
+    """How one site came out. error and bar: relative, see `under_lens` and `within_budget`. note: why, in words. raised: the
+    exception that there was instead of a value.
+    """
 
     error: float
     bar: float
@@ -32,6 +34,7 @@ class Outcome:
     verdict: str  # same | differs | known | absent | not covered
     note: str = ""
     worst: tuple[tuple[int, ...], float, float] | None = None
+    raised: str | None = None
 
     @property
     def ratio(self) -> float:
@@ -122,9 +125,9 @@ def misfit(theirs: Tensor, ours: Tensor) -> str | None:
     return None
 
 
-def refused(note: str) -> Outcome:
-    """A difference that is not one of degree."""
-    return Outcome(math.inf, 0.0, False, "differs", note)
+def refused(note: str, raised: str | None = None) -> Outcome:
+    """A difference that is not one of degree; or an exception of transformers'."""
+    return Outcome(math.inf, 0.0, False, "differs", note, raised=raised)
 
 
 def measured(error: float, bar: float, note: str = "") -> Outcome:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch, padded, tokens
-from parity_tests.harness.case import Case, reads, reference, twin
+from parity_tests.harness.case import Case, reads, twin
 from parity_tests.harness.compare import Outcome, absent, refused, under_lens, worse
+from parity_tests.harness.known import expected
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.settings import LEAVE_SCORES, LENGTH, SEE_PADDING, SETTINGS, Free, field_of, is_one_of
 from parity_tests.harness.shapes import unchecked
@@ -29,11 +30,12 @@ def text_of(case: Case, length: int, *, pads: bool, filler: int) -> Batch:
     given, name = reads(case), f"settings.{length}.{pads}"
     rows = 2 if given.source or "left" in given.padding else 1
     few = min(FEW, given.vocab_size)
-    inputs = {**given.prompt(name, (rows, length)).inputs, "ids": tokens(name, (rows, length), few)}
+    inputs = given.prompt(name, (rows, length)).inputs | {"ids": tokens(name, (rows, length), few)}
     text, real = "ids", "real"
     if given.source:
-        inputs["ids"][:, 0] = given.start
-        inputs["source"] = tokens(f"{name}.source", (rows, LENGTH), few)
+        starts = torch.full((rows, 1), given.start)
+        source = tokens(f"{name}.source", (rows, LENGTH), few)
+        inputs |= {"ids": torch.cat([starts, inputs["ids"][:, 1:]], -1), "source": source}
         text, real = "source", "source_real"
     if pads and rows == 2 and inputs[text].shape[1] > 3:
         inputs[real] = padded(inputs[text], [(0, 0), (3, 0) if given.shiftable else (0, 3)])
@@ -43,11 +45,11 @@ def text_of(case: Case, length: int, *, pads: bool, filler: int) -> Batch:
 
 def free_of(case: Case, prompt: Batch) -> Free:
     """What the reference writes when nothing is set."""
-    model = reference(case)
+    model = expected(case)
 
     def make() -> Free:
         with unchecked():
-            made = generate(model, **ours.cast(model, prompt.inputs), n_new=N_NEW, settings=Settings())
+            made = generate(model, **ours.cast(model, prompt.inputs), n_new=N_NEW)
         least = int(made.scores.flatten(0, 1).amax(0).argmin())
         return Free(made.tokens[0].tolist(), int(prompt.inputs["ids"][0, -1]), least)
 
@@ -75,7 +77,7 @@ class Steps:
     """Token by token: the scores that each was chosen by, over the text that transformers wrote."""
 
     def __init__(self, case: Case, prompt: Batch, values: Mapping[str, Any]):
-        self.model, self.prompt, self.values = reference(case), prompt, values
+        self.model, self.prompt, self.values = expected(case), prompt, values
         with torch.random.fork_rng():
             torch.manual_seed(0)
             found = hf.generate(twin(case), case.precision, prompt, N_NEW, output_scores=True, **values)
@@ -108,7 +110,7 @@ class Beams:
     """The best texts and their scores."""
 
     def __init__(self, case: Case, prompt: Batch, values: Mapping[str, Any]):
-        self.model, self.prompt, self.values = reference(case), prompt, values
+        self.model, self.prompt, self.values = expected(case), prompt, values
         found = hf.generate(twin(case), case.precision, prompt, N_NEW, output_scores=True, **values)
         self.tokens, self.scores = found.sequences, found.sequences_scores
 

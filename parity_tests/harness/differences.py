@@ -16,8 +16,17 @@ def releases(known: Known) -> str:
     return f"since {known.since}" if known.until is None else f"{known.since} to before {known.until}"
 
 
+def instead(known: Known) -> str:
+    """What transformers does instead, in words, or why no deviation says it."""
+    if known.explained is not None:
+        return f"explained by {known.explained!r}"
+    return f"raises {known.raises}" if known.raises is not None else f"unexplained: {known.unexplained}"
+
+
 def show() -> None:
-    """Print them, those of the installed release first: what, in which families, in which releases, and where to read of it."""
+    """Print them, those of the installed release first: what, in which families and releases, at which sites, where to read of
+    it, and what transformers does instead.
+    """
     families: dict[Known, list[str]] = defaultdict(list)
     for family in FAMILIES.values():
         for known in family.known:
@@ -25,6 +34,8 @@ def show() -> None:
     here = [known for known in families if known.in_release(hf.VERSION)]
     others = [known for known in families if known not in here]
     for title, chosen in ((f"In transformers {hf.VERSION}", here), ("In other releases", others)):
-        print(f"{title}: {len(chosen)} known differences")
+        unexplained = sum(known.explained is None and known.raises is None for known in chosen)
+        print(f"{title}: {len(chosen)} known differences, {unexplained} of them unexplained")
         for known in chosen:
             print(f"  {known.name}\n      {', '.join(families[known])}; {releases(known)}; {known.link}")
+            print(f"      at {', '.join(known.sites)}; {instead(known)}")

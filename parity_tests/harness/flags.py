@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -61,7 +62,10 @@ def fields_of(family: Family) -> list[Field]:
     """Every field of the installed release's config class. Errors: hf.Absent."""
     kind = config_class(family)
     default = kind().to_dict()
-    resolved = {name: kind.from_dict(dict(config)).to_dict() for name, config in family.variants.items()}
+    resolved: dict[str, dict[str, Any]] = {}
+    for name, config in family.variants.items():
+        with suppress(hf.Crashed), hf.crashes():  # where a release refuses one, that is told where it is compared
+            resolved[name] = kind.from_dict(dict(config)).to_dict()
     found = []
     for name, value in default.items():
         variants = tuple(variant for variant, config in resolved.items() if config.get(name) != value)

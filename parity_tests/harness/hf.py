@@ -17,14 +17,20 @@ from torch import Tensor, nn
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.lens import Lens
-from parity_tests.harness.record import Backend, Call, Unit
+from parity_tests.harness.record import LOADING, Backend, Call, Unit
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
 class Crashed(Exception):
-    """transformers raised, on input that is legal."""
+    """transformers raised, on input that is legal. raised: what, by the exception's name; None where it gave what cannot be
+    compared. stage: a site of its own, where it keeps everything else from being compared.
+    """
+
+    def __init__(self, message: str, *, raised: str | None = None, stage: str | None = None):
+        super().__init__(message)
+        self.raised, self.stage = raised, stage
 
 
 VERSION = transformers.__version__
@@ -58,16 +64,17 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     if "generation_config" in inspect.getsource(transformers.PreTrainedModel.from_pretrained):
         options["generation_config"] = no_settings()  # the file's own may be one that a release refuses
     try:
-        model = getattr(transformers, hf_class).from_pretrained(**where, **options, local_files_only=True)
-    except ValueError as error:
+        model, told = getattr(transformers, hf_class).from_pretrained(
+            **where, **options, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
-        raise
-    except RuntimeError as error:
-        raise Crashed(f"transformers raises RuntimeError on loading: {str(error).splitlines()[-1].strip()}") from error
+        line, name = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
+        raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     model = model.to(device).eval().requires_grad_(False)
-    model.not_trained = fixed
+    model.not_trained, model.left_random = fixed, sorted(told["missing_keys"])
     return model.double() if precision == "f64" else model
 
 
@@ -85,6 +92,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
 def frozen(model: Any) -> list[str]:
     """The parameters that transformers does not train."""
     return model.not_trained
+
+
+def left_random(model: Any) -> list[str]:
+    """The tensors that transformers found nothing for in the file; it may never read them."""
+    return model.left_random
 
 
 def lens_for(precision: str) -> Lens | nullcontext[None]:
@@ -125,8 +137,8 @@ def crashes() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise Crashed(f"transformers raises {type(error).__name__}: {line}") from error
+        line, name = (str(error).splitlines() or [""])[0], type(error).__name__
+        raise Crashed(f"transformers raises {name}: {line}", raised=name) from error
 
 
 def forget(model: nn.Module) -> None:
@@ -175,12 +187,19 @@ WITH_SOURCE = {
 
 def keeps_a_cache(model: Any) -> bool:
     """Whether a model keeps keys and values, and not a state."""
-    return takes(model, "cache") or takes(model, "past_key_values")
+    return (takes(model, "cache") or takes(model, "past_key_values")) and not getattr(model, "_is_stateful", False)
 
 
 def takes(model: Any, name: str) -> bool:
     """Whether a model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
+
+
+def can_ask(model: Any, switch: str) -> bool:
+    """Whether a model, or a part of it, knows a switch such as output_attentions: by an argument, or as what it records."""
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    recorded = [getattr(part, "_can_record_outputs", None) or {} for part in parts]
+    return any(takes(part, switch) for part in parts) or any(switch.removeprefix("output_") in each for each in recorded)
 
 
 def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -268,6 +287,12 @@ def _of_this_call(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, 
     return found
 
 
+def call(model: nn.Module, precision: str, given: Mapping[str, Any], *, gradients: bool = False) -> Any:
+    """A forward with arguments under transformers' names, under the lens where the precision asks for it."""
+    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
+        return model(**given)
+
+
 def run(
     model: nn.Module,
     precision: str,
@@ -277,19 +302,20 @@ def run(
     gradients: bool = False,
     **options: Any,
 ) -> Any:
-    """One forward, under the lens where the precision asks for it. Returns transformers' output."""
+    """One forward, under the lens where the precision asks for it. Returns transformers' output, a tuple where one is asked
+    for; an output has `logits` whatever the class calls them.
+    """
     kept = {"use_cache": not gradients} if takes(model, "use_cache") else {}
     given: dict[str, Any] = {**named(model, inputs), **kept, **options}
     if cache is not None:
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):
         given |= _of_this_call(model, inputs, given, cache)
-    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
-        output = model(**given)
+    output = call(model, precision, given, gradients=gradients)
     held = cache_of(output)
     if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
         held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
-    if not hasattr(output, "logits"):
+    if not isinstance(output, tuple) and not hasattr(output, "logits"):
         output.logits = logits_of(output)
     return output
 

@@ -56,3 +56,8 @@ def of_model(model: nn.Module, key: Hashable, make: Callable[[], T]) -> T:
     if key not in results:
         results[key] = make()
     return results[key]
+
+
+def forget(model: nn.Module) -> None:
+    """Let go of what was kept for a model, which is about to give something else."""
+    _given.pop(model, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.harness.names import PRECISIONS
-from parity_tests.harness.record import Backend, Deviation, Family
+from parity_tests.harness.record import Alone, Backend, Deviation, Family
 from weight_mapping import open_checkpoint
 from weight_mapping.config import find_family, parse_config, read_config
 
@@ -106,10 +107,18 @@ def is_deep(family: str, variant: str) -> bool:
 
 
 @cache
+def alone_in(family: str, variant: str) -> Alone | None:
+    """What a variant is there for, when it is for one thing alone."""
+    return next((alone for alone in FAMILIES[family].alone if alone.concerns(variant)), None)
+
+
+@cache
 def backends_of(family: str, variant: str, precision: str) -> tuple[Backend, ...]:
     """The backends that a variant is compared with in a precision."""
     record = FAMILIES[family]
     fitting = tuple(b for b in record.backends if b.serves(variant) and precision in b.precisions)
+    if alone_in(family, variant):
+        return fitting[:1] if precision == "f64" else ()
     first = list(record.variants).index(variant) < ROUNDED
     if precision == "f16" and not first:
         return ()
@@ -149,9 +158,12 @@ def points(options: Options, level: str) -> list[Point]:
     """Every point of a level."""
     found = []
     for case in cases(options, PRECISIONS):
+        alone = alone_in(case.family, case.variant)
+        if alone and level not in alone.levels:
+            continue
         for mode in ("isolated", "accumulated") if case.precision == "f64" else ("both",):
             for kind, its_level, fed in kinds_of(case.family, case.variant):
-                if its_level == level and (fed or mode != "isolated"):
+                if its_level == level and (fed or mode != "isolated") and (alone is None or alone.shows(kind)):
                     found.append(Point(case, mode if fed else "accumulated", kind))
     return found
 
@@ -163,9 +175,11 @@ def kinds_of(family: str, variant: str) -> list[tuple[str, str, bool]]:
 
 
 def deviation_cases(options: Options) -> list[tuple[Case, Deviation]]:
-    """Every deviation, with the smallest of the variants in which it is live."""
+    """Every deviation, with the smallest of the variants in which it is live; those for one thing alone come last."""
     tiny = [c for c in cases(options, ("f64",)) if c.backend == c.record.backends[0] and not c.trained]
-    smallest_first = sorted(tiny, key=lambda case: getattr(config_of(case), "n_layers", 0))
+    smallest_first = sorted(
+        tiny, key=lambda case: (alone_in(case.family, case.variant) is not None, getattr(config_of(case), "n_layers", 0))
+    )
     found: dict[tuple[str, int], tuple[Case, Deviation]] = {}
     for case in smallest_first:
         for place, deviation in enumerate(case.record.deviations):
@@ -185,3 +199,8 @@ def config_at(family: str, variant: str) -> Any:
 def config_of(case: Case) -> Any:
     """The same of a case."""
     return config_at(case.family, case.variant)
+
+
+def raw_config_of(case: Case) -> Mapping[str, Any]:
+    """What the file of a case itself says: config.json, or GGUF's metadata."""
+    return open_checkpoint(case.source).config if case.trained else case.record.variants[case.variant]

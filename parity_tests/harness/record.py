@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 from torch import Tensor, nn
 
-from parity_tests.harness.batches import Reads
+from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.names import kind_of
 
@@ -122,8 +122,8 @@ class Deviation:
     """A named single departure of the reference, which must show, be caught at `site`, and explain.
 
     apply: changes a module of the reference in place, wherever in its tree the thing to change is.
-    variants: patterns of the variants in which it is live. site: the kind of the first site that shows it; "cache" when
-    only a run over a cache does.
+    variants: patterns of the variants in which it is live. site: the kind of the first site that shows it; where no unit
+    does, "cache" for a run over a cache, "dynamic.chunks" for one of several tokens at once, or `TRAINING`.
     """
 
     name: str
@@ -136,24 +136,49 @@ class Deviation:
         return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def of(self, model: nn.Module) -> Any:
-        """A copy of `model` that departs, made once; it shares the weights."""
+        """A copy of `model` that departs, see `departing`."""
+        return departing(model, (self,))
 
-        def make() -> nn.Module:
-            copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-            self.apply(copied)
-            return copied
 
-        return of_model(model, self, make)
+def departing(model: nn.Module, deviations: tuple[Deviation, ...]) -> Any:
+    """A copy of `model` that departs in these ways, made once; it shares the weights. Without any, `model` itself."""
+
+    def make() -> nn.Module:
+        copied = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        for deviation in deviations:
+            deviation.apply(copied)
+        return copied
+
+    return of_model(model, deviations, make) if deviations else model
+
+
+def any_config(config: Any) -> bool:
+    """Of a difference that every model of a family has."""
+    return True
+
+
+TRAINING = "training"
+"""The site of a deviation that only a pass in training mode shows."""
+
+AS_ONE_READS = "transformers gives what the reference gives for the same inputs"
+"""Explains that a law does not hold, where the reference, asked alike, does not keep it either."""
+
+LOADING, FORWARD = "loading", "forward"
+"""The sites of what keeps transformers from giving anything at all: it raises when it loads a model, or when it runs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A difference that is upstream's own and known. It covers its sites and what lies downstream of them, and is an error
-    itself once it stops appearing in the releases from `since` to before `until`.
+    """A difference that is upstream's own and known, in the releases from `since` to before `until`. What it covers, and
+    when it has to show, are the rules of `harness/known.py`.
 
-    sites: kinds of sites as test ids have them, or patterns of those of caches and generation; where the first is not
-    shown, the next stands in for it. attention, precisions: with which of them it appears. downstream: whether it changes what
-    comes after. explained: the deviation that says what transformers does instead, checked where it appears.
+    sites: where it shows, one by one: kinds of sites as test ids have them, and those of caches, generation, training and
+    the rest. Of kinds, where the first is not shown, the next stands in for it. where: the configs that have it, of the
+    reference; says: what config.json says in those that have it, where spellings of one config differ; variants: patterns of
+    their names, where that is of the tensors. attention, precisions: with which of them it appears. explained: the deviation
+    that says what transformers does instead, or `AS_ONE_READS`; whatever else the case is asked is compared with that, but
+    for a `local` one, which is of its sites alone, as another way into the model is. Without one, `unexplained` says why
+    there is none, and it covers its sites and no others. raises: the exception that it is, of those that are one.
     """
 
     name: str
@@ -161,27 +186,23 @@ class Known:
     link: str
     since: str = "0"
     until: str | None = None
+    where: Callable[[Any], bool] = any_config
+    says: Callable[[Mapping[str, Any]], bool] = any_config
     variants: tuple[str, ...] = ("*",)
     attention: tuple[str, ...] = ("eager", "sdpa")
     precisions: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
-    downstream: bool = True
     explained: str | None = None
+    local: bool = False
+    unexplained: str = ""
+    raises: str | None = None
+
+    def names(self, variant: str) -> bool:
+        """Whether it is of a variant by its name."""
+        return any(fnmatchcase(variant, pattern) for pattern in self.variants)
 
     def in_release(self, version: str) -> bool:
         """Whether a release has it."""
         return Version(self.since) <= Version(version) and (self.until is None or Version(version) < Version(self.until))
-
-    def concerns(self, variant: str, version: str) -> bool:
-        """Whether it is to be expected of a variant in this release."""
-        return self.in_release(version) and any(fnmatchcase(variant, pattern) for pattern in self.variants)
-
-    def must_show(self, precision: str) -> bool:
-        """Whether its absence is an error. Below float64 it may drown in rounding, and counts where it has no float64."""
-        return precision == "f64" or "f64" not in self.precisions
-
-    def at(self, kind: str) -> bool:
-        """Whether a kind of site, or a site of a cache or of generation, is one of its own."""
-        return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
     @property
     def note(self) -> str:
@@ -208,6 +229,97 @@ class Backend:
         return f"{self.attention}.{self.experts}" if self.experts else self.attention
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Variants that are there for one thing, which rounding and backends show elsewhere: compared under the lens with the first
+    backend, at these levels, and there at the kinds of sites that show it. Both are patterns.
+    """
+
+    variants: tuple[str, ...]
+    sites: tuple[str, ...] = ("*",)
+    levels: tuple[str, ...] = ("block", "model")
+
+    def concerns(self, variant: str) -> bool:
+        """Whether a variant is one of these."""
+        return any(fnmatchcase(variant, pattern) for pattern in self.variants)
+
+    def shows(self, kind: str) -> bool:
+        """Whether a kind of site is compared."""
+        return any(fnmatchcase(kind, pattern) for pattern in self.sites)
+
+
+PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer", "model", "cache", "generation"))
+"""Configs that leave everything to the defaults but the sizes, and those that their makers published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a forward gives beside logits: a tensor, or a tuple with one a layer, and where the reference has them.
+
+    name: transformers', of the output's field. sites: full names of the reference's sites, in order, of the units of a model;
+    none where it has none of them. axes: of each. switch: the argument, and field of the config, that asks for it; None for
+    what is always given. alone: a tensor, and no tuple.
+    """
+
+    name: str
+    sites: Callable[[Sequence[Unit]], list[str]]
+    axes: str
+    switch: str | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fed:
+    """What both sides are given, `mine` by the reference's names and `theirs` by transformers', there with so many choices a
+    row.
+    """
+
+    mine: Mapping[str, Tensor]
+    theirs: Mapping[str, Tensor]
+    choices: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a head is for. gives: its outputs by transformers' names, of what the head gives and of the batch.
+
+    labels: what there is to learn, by transformers' names, in each way that it tells apart. loss: of a way, outputs, labels.
+    over_padding: the loss is of padding too, whose vectors are undefined, so that it is compared without any.
+    """
+
+    gives: Callable[[Tensor], Mapping[str, Tensor]]
+    labels: Callable[[Batch, Mapping[str, Tensor]], Mapping[str, Mapping[str, Tensor]]] = lambda batch, out: {}
+    loss: Callable[[str, Mapping[str, Tensor], Mapping[str, Tensor]], Tensor] | None = None
+    over_padding: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sibling:
+    """Another class that transformers has for a family: a part of the reference's model runs, what a module of it gives is
+    picked from, and a head lies on that.
+
+    feed: what they read, of a batch and of transformers' config. part: the module that runs, "" for all. site: the module
+    that is read, of that part; `{last}` is the last layer. also: further outputs, and their modules. pick: of the module's
+    output, the batch and what was fed. head: of the reference's config and the number of labels, or the path of a module that
+    the reference has; None: what was picked is given. tensors: by the head's layers, transformers' names of them. copies:
+    tensors that the file needs once more, and their first names. under: what stands before the trunk's names in the file,
+    where the class says another. variant: whose checkpoint lends the trunk, "" for the first.
+    """
+
+    task: Task
+    feed: Callable[[Batch, Any], Fed]
+    site: str
+    part: str = ""
+    also: Mapping[str, str] = field(default_factory=dict)
+    pick: Callable[[Tensor, Batch, Fed], Tensor] = lambda y, batch, fed: y
+    head: Callable[[Any, int], nn.Module] | str | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    n_labels: tuple[int, ...] = (3,)
+    under: str = ""
+    variant: str = ""
+
+
 def reads_text(config: Any) -> Reads:
     """What a decoder-only model with rotary positions reads."""
     return Reads(vocab_size=config.vocab_size)
@@ -220,8 +332,9 @@ class Family:
     hf_class: of checkpoints whose config.json names none of the installed release's classes. variants: config.json files by
     name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
     caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
-    rows: what the seeds describe that the whole family shows. inert: fields of transformers' config that change no number of a
-    forward, with the reason; `*` stands for anything.
+    beside: what a forward gives beside logits. siblings: its other classes, or why one is not compared. rows: what the seeds
+    describe that the whole family shows. inert: fields of transformers' config that change no number of a forward, with the
+    reason; `*` stands for anything. alone: the variants that are there for one thing.
     """
 
     name: str
@@ -233,9 +346,19 @@ class Family:
     caches: tuple[str, ...] = ("dynamic", "static")
     holds: tuple[str, ...] = ("b g t e", "b g t e", "b g m e", "b g m e")
     backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
+    beside: tuple[Beside, ...] = ()
+    siblings: Mapping[str, Sibling | str] = field(default_factory=dict)
     known: tuple[Known, ...] = ()
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
+    alone: tuple[Alone, ...] = ()
+
+    def deviation(self, name: str) -> Deviation:
+        """The deviation of this name; of several, which differ in where they show, the first will do.
+
+        Errors: KeyError when the record lists none.
+        """
+        return {deviation.name: deviation for deviation in reversed(self.deviations)}[name]
 
     def units_of(self, config: Any) -> list[Unit]:
         """Every unit of a model with this config, in the order in which they run."""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 import pytest
 
-from parity_tests.harness import hf
-from parity_tests.harness.case import Case
-from parity_tests.harness.compare import Outcome, absent, refused
+from parity_tests.harness import hf, known
+from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.compare import Outcome, absent, not_covered, refused, worse
+from parity_tests.harness.explanation import Compared, explain_site
 from parity_tests.harness.failure import failure, plain_failure
 from parity_tests.harness.names import kind_of
-from parity_tests.harness.points import Point
-from parity_tests.harness.record import Known
+from parity_tests.harness.points import Point, usual
+from parity_tests.harness.record import FORWARD, LOADING, Known
 from parity_tests.harness.report import Result
-from parity_tests.harness.run import Run, compare, explain
+from parity_tests.harness.run import Run, compare
+from parity_tests.harness.sides import Asked, Law, mine, theirs
 
 Found = tuple[str, str]
 """A mode and a site."""
+
+_told: set[Case] = set()
+"""The cases of which it was told that transformers gives nothing: once is enough."""
 
 
 class Recorder:
@@ -42,15 +48,32 @@ class Recorder:
         return outcome
 
     def run(self, case: Case, mode: str, site: str) -> Run:
-        """The comparison of a case; where the installed transformers lacks it, that is recorded and the test skipped."""
+        """The comparison of a case; where the installed transformers lacks it, that is recorded and the test skipped. Where
+        it raises, that is judged once, and every other site of the case is not covered.
+        """
         try:
-            return compare(case)
+            if (left := hf.left_random(twin(case))) and known.excuse(case, LOADING, refused("")) is not None:
+                raise hf.Crashed(f"transformers leaves {', '.join(left)} random", stage=LOADING)
+            run = compare(case)
         except hf.Absent as reason:
             self.keep(case, mode, site, absent(str(reason)))
             pytest.skip(f"absent: {reason}")
         except hf.Crashed as reason:
-            self.check(case, site, refused(str(reason)))
-            pytest.skip(f"known: {reason}")
+            self._gives_nothing(case, mode, site, reason)
+        for stage in (LOADING, FORWARD):
+            if (difference := known.must_show(case, stage)) is not None:
+                self._no_longer(case, stage, difference)
+        return run
+
+    def _gives_nothing(self, case: Case, mode: str, site: str, reason: hf.Crashed) -> NoReturn:
+        stage = reason.stage or FORWARD
+        if case in _told:
+            note = f"transformers gives nothing here, see {case.family} {case.name} at {stage}"
+            self.keep(case, mode, site, not_covered(note))
+            pytest.skip(f"not covered: {note}")
+        _told.add(case)
+        self.check(case, stage, refused(str(reason), reason.raised))
+        pytest.skip(f"known: {reason}")
 
     @contextmanager
     def crashing(self, case: Case, site: str) -> Iterator[None]:
@@ -58,7 +81,7 @@ class Recorder:
         try:
             yield
         except hf.Crashed as reason:
-            self.check(case, site, refused(str(reason)))
+            self.check(case, site, refused(str(reason), reason.raised))
             pytest.skip(f"known: {reason}")
 
     def point(self, point: Point) -> None:
@@ -73,10 +96,10 @@ class Recorder:
         assert found, f"no site {point.kind} in {case}: the record and the model disagree"
         if any(outcome.verdict == "differs" for outcome in found.values()):
             self.differs(run, point, found)
-        for known in case.known:
-            shown = [kind for kind in known.sites if self.shows(run, kind)]
-            if known.at(point.kind) and shown[:1] == [point.kind]:
-                self.still(known, run, point.kind)
+        for difference in known.active(case):
+            shown = [kind for kind in difference.sites if self.shows(run, kind)]
+            if shown[:1] == [point.kind]:
+                self.still(difference, run, point.kind)
         notes = {outcome.note for outcome in found.values() if outcome.verdict not in ("same", "known")}
         if all(outcome.verdict == "absent" for outcome in found.values()):
             pytest.skip(f"absent: {notes.pop()}")
@@ -85,52 +108,70 @@ class Recorder:
         """Whether this release shows a kind of site at all."""
         return any(kind_of(site) == kind and outcome.verdict != "absent" for (_, site), outcome in run.outcomes.items())
 
-    def still(self, known: Known, run: Run, kind: str) -> None:
-        """A known difference must show at this kind of site, alone or in place, and be what its record says it is."""
-        outcomes = run.outcomes.items()
-        shown = [site for (_, site), outcome in outcomes if outcome.verdict == "known" and kind_of(site) == kind]
-        if not shown and known.must_show(run.case.precision):
-            pytest.fail(
-                f"{run.case.setting}\n  a known difference no longer appears: {known.note}\n"
-                f"  close its range of releases in the record of {run.case.family}: set until={hf.VERSION!r}",
-                pytrace=False,
-            )
-        if not shown or known.explained is None or not run.lens:
-            return
-        difference = next(d for d in run.differences() if d.site in shown)
-        explanation = explain(run, difference)
-        assert explanation is not None, f"{known.name}: explained by no deviation, and the record says {known.explained!r}"
-        assert explanation[0].name == known.explained
+    def still(self, difference: Known, run: Run, kind: str) -> None:
+        """A known difference must show at this kind of site, alone or in place."""
+        shown = any(outcome.verdict == "known" and kind_of(site) == kind for (_, site), outcome in run.outcomes.items())
+        alive = difference.explained is None or run.departs_at(kind)
+        if not shown and alive and known.must_show(run.case, kind) is difference:
+            self._no_longer(run.case, kind, difference)
+
+    def _no_longer(self, case: Case, site: str, difference: Known) -> NoReturn:
+        pytest.fail(
+            f"{case.setting}\n  a known difference no longer appears at {site}: {difference.note}\n"
+            f"  close its range of releases in the record of {case.family}: set until={hf.VERSION!r}",
+            pytrace=False,
+        )
 
     def differs(self, run: Run, point: Point, found: Mapping[Found, Outcome]) -> NoReturn:
         """Fail, naming the first difference of the whole run that is not known, which is where to look."""
         wrong = {place: outcome for place, outcome in found.items() if outcome.verdict == "differs"}
         (mode, site), outcome = max(wrong.items(), key=lambda item: item[1].ratio)
-        known = {name for (_, name), o in run.outcomes.items() if o.verdict == "known"}
-        first = next((d for d in run.differences() if d.site not in known), run.first_difference())
+        excused = {name for (_, name), o in run.outcomes.items() if o.verdict == "known"}
+        first = next((d for d in run.differences() if d.site not in excused), run.first_difference())
         assert first is not None
         text = failure(run, first, self.again(point.case))
         if first.site not in {name for _, name in wrong}:
             text += f"\n  this test          {site} ({mode}) is off by {outcome.error:.1e} (bar {outcome.bar:.0e})"
         pytest.fail(text, pytrace=False)
 
-    def covering(self, case: Case, site: str) -> list[Known]:
-        """What is known at such a site, and then what is known upstream of it."""
-        direct = [known for known in case.known if known.at(site)]
-        return direct + [known for known in case.known if known.downstream]
-
     def check(self, case: Case, site: str, outcome: Outcome, explanation: str | None = None) -> None:
-        """Record and judge an outcome that has no unit: a cache's, a generation's. What is known upstream of it covers it."""
-        direct = [known for known in case.known if known.at(site)]
-        if outcome.verdict == "differs" and (covering := self.covering(case, site)):
-            outcome = outcome.known(covering[0].note)
+        """Record and judge an outcome that has no unit, and in which the reference has no part, or no other than `judge`."""
+        if outcome.verdict == "differs" and (excuse := known.excuse(case, site, outcome)) is not None:
+            outcome = outcome.known(excuse.note)
         self.keep(case, "accumulated", site, outcome)
         if outcome.verdict == "differs":
             pytest.fail(plain_failure(case, site, outcome, self.again(case), explanation), pytrace=False)
-        if outcome.verdict == "same" and any(known.must_show(case.precision) for known in direct):
-            pytest.fail(
-                f"{case.setting}\n  a known difference no longer appears at {site}: {direct[0].note}",
-                pytrace=False,
-            )
+        if outcome.verdict == "same" and (difference := known.must_show(case, site)) is not None:
+            self._no_longer(case, site, difference)
         if outcome.verdict in ("absent", "not covered"):
             pytest.skip(f"{outcome.verdict}: {outcome.note}")
+
+    def judge(self, case: Case, site: str, compared: Compared) -> None:
+        """The same of an outcome that depends on the reference: held against what is expected of this release. At a site
+        that a known difference has as its own, the plain reference must not do.
+        """
+        outcome = compared(partial(known.expected, case, site=site))
+        explanation = None
+        if outcome.verdict == "differs" and known.excuse(case, site, outcome) is None:
+            found = explain_site(case, site, compared)
+            explanation = f'"{found.name}"' if found else f"none of the deviations that {case.family} lists"
+        elif outcome.verdict == "same" and (own := known.explained_at(case, site)) is not None:
+            plain = compared(partial(reference, case))
+            outcome = plain.known(own.note) if plain.verdict == "differs" else outcome
+        self.check(case, site, outcome, explanation)
+
+    def hold(self, case: Case, site: str, law: Law, *, of_both: bool = True) -> None:
+        """What must hold of either side by itself, or of transformers alone. Where it is known to depart in a way that breaks
+        the law on the reference, too, it has to give what the reference gives then.
+        """
+        asked = Asked(partial(theirs, case))
+        outcome = law(asked)
+        own = known.explained_at(case, site)
+        if outcome.verdict == "differs" and (own is not None or known.departures(case)):
+            wrong = partial(mine, case, model=known.expected(case))
+            if law(wrong).verdict == "differs" and (alike := asked.alike(wrong)).verdict == "same":
+                outcome = alike if own is None else outcome.known(own.note)
+        if of_both and usual(case):
+            outcome = worse(outcome, law(partial(mine, case)))  # the reference has no backends, and is asked once
+        self.check(case, site, outcome)
+

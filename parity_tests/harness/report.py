@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from parity_tests.harness.compare import Outcome
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
-LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in")
-SHORT = {"generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways"}
+LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes")
+SHORT = {"generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways", "outputs": "out."}
 ONE_PASS = ("block", "layer", "model")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity_tests.harness import hf, ours
+from parity_tests.harness import hf, known, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, batches_of, reference, twin
 from parity_tests.harness.compare import (
@@ -30,7 +30,7 @@ from parity_tests.harness.compare import (
 )
 from parity_tests.harness.memory import of_model, once
 from parity_tests.harness.names import kind_of
-from parity_tests.harness.record import Call, Deviation, Known, Site, Unit
+from parity_tests.harness.record import Call, Deviation, Site, Unit, departing
 from parity_tests.harness.shapes import unchecked
 
 Values = Mapping[str, Tensor]
@@ -51,19 +51,43 @@ class Traced:
     routes: Mapping[str, Tensor]
 
 
+Outcomes = Mapping[tuple[str, str], Outcome]
+"""By mode and site."""
+
 Side = tuple[Traced, Values, Values]
 """A batch, and what the reference and its float64 form make of it."""
 
 
 @dataclass
 class Run:
-    """The comparison of one case, site by site; what is asked for is computed then."""
+    """The comparison of one case, site by site; what is asked for is computed then.
+
+    plain, plain_oracle: the reference, in the case's precision and in float64. departures: what is held against transformers
+    is the reference with these, see `known`.
+    """
 
     case: Case
-    model: Any
-    oracle: Any
+    plain: Any
+    plain_oracle: Any
+    departures: tuple[Deviation, ...]
     traces: list[Traced]
     units: list[Unit]
+
+    @property
+    def model(self) -> Any:
+        return departing(self.plain, self.departures)
+
+    @property
+    def oracle(self) -> Any:
+        return departing(self.plain_oracle, self.departures)
+
+    def holding(self, ours: known.Against) -> Run:
+        """The same case held against another reference, for what is asked of it beside its traces."""
+        return Run(self.case, ours(), ours("f64"), (), [], self.units)
+
+    def with_another(self, deviation: Deviation) -> Any:
+        """The reference as it is held against transformers, but for one more departure."""
+        return departing(self.plain, (*self.departures, deviation))
 
     @property
     def lens(self) -> bool:
@@ -73,13 +97,14 @@ class Run:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.case.precision]
 
-    def against(self, model: Any) -> Run:
-        """The same transformers run, against another reference. Only under the lens, where that is its own oracle."""
+    def against(self, model: Any, oracle: Any = None) -> Run:
+        """The same transformers run, against another reference, which is its own oracle under the lens."""
+        oracle = model if oracle is None else oracle
         traces = []
         for traced in self.traces:
-            mine = ours.trace(model, traced.batch, self.units)
-            traces.append(Traced(traced.batch, traced.theirs, mine, mine, {}))
-        return Run(self.case, model, model, traces, self.units)
+            mine, truth = (_trace(side, traced.batch, self.units, traced.routes) for side in (model, oracle))
+            traces.append(replace(traced, mine=mine, oracle=truth))
+        return Run(self.case, model, oracle, (), traces, self.units)
 
     def real(self, unit: Unit, site: Site, side: Side, *, name: str) -> Sides | None:
         """What the three give of real tokens, the reference under a name; None where transformers gives nothing."""
@@ -150,36 +175,47 @@ class Run:
     def outcomes(self) -> dict[tuple[str, str], Outcome]:
         """(mode, site) -> the worst outcome over all batches, with known differences marked as such."""
         with checked_once(self.case):
-            return self._outcomes()
+            found = self._outcomes(self.units)
+            return found | self._excused(found) | self._explained(found)
 
-    def _outcomes(self) -> dict[tuple[str, str], Outcome]:
+    def _outcomes(self, units: Sequence[Unit]) -> dict[tuple[str, str], Outcome]:
         found: dict[tuple[str, str], Outcome] = {}
-        for unit in self.units:
+        for unit in units:
             for mode, judged in (("isolated", self.isolated), ("accumulated", self.accumulated)):
                 for _, name, outcome in judged(unit, self.traces):
                     earlier = found.get((mode, name))
                     found[mode, name] = worse(earlier, outcome) if earlier else outcome
-        for known in self.case.known:
-            self._mark(known, found)
         return found
 
-    def _mark(self, known: Known, found: dict[tuple[str, str], Outcome]) -> None:
-        """What differs is known: at these sites; in the blocks that hold them; in place, from the first of them on."""
-        order = [(unit.name, unit.site_name(site)) for unit in self.units for site in unit.sites]
-        units = {name: unit for unit, name in order}
-        shown = [name for _, name in order if known.at(kind_of(name)) and _differs(found, name)]
-        if not shown:
-            return
-        names = [name for _, name in order]
-        after = set(names[names.index(shown[0]) :])
-        for (mode, name), outcome in found.items():
-            if known.downstream:
-                holds = any(f"{units[site]}.".startswith(f"{units[name]}.".lstrip(".")) for site in shown)
-                covered = name in after if mode == "accumulated" else holds
-            else:
-                covered = name in shown
-            if outcome.verdict == "differs" and covered:
-                found[mode, name] = outcome.known(known.note)
+    def _excused(self, found: Outcomes) -> Outcomes:
+        """What differs where a known difference without an explanation lists it."""
+        wrong = {place: outcome for place, outcome in found.items() if outcome.verdict == "differs"}
+        excuses = {(mode, name): known.excuse(self.case, name, outcome) for (mode, name), outcome in wrong.items()}
+        return {place: wrong[place].known(excuse.note) for place, excuse in excuses.items() if excuse is not None}
+
+    @cached_property
+    def undeparted(self) -> Run:
+        """The same transformers run, against the reference without the departures that are known."""
+        return self.against(self.plain, self.plain_oracle)
+
+    def departs_at(self, kind: str) -> bool:
+        """Whether what is known changes anything at a kind of site, on these inputs."""
+        pairs = ((a.mine, b.mine) for a, b in zip(self.traces, self.undeparted.traces, strict=True))
+        return any(not torch.equal(a[name], b[name]) for a, b in pairs for name in a if kind_of(name) == kind)
+
+    def _explained(self, found: Outcomes) -> Outcomes:
+        """What agrees with the departures that transformers is known for, and without them would not, at their own sites."""
+        names = [unit.site_name(site) for unit in self.units for site in unit.sites]
+        explained = {name: known.explained_at(self.case, name) for name in names} if self.departures else {}
+        own = {name: difference.note for name, difference in explained.items() if difference is not None}
+        if not own:
+            return {}
+        units = [unit for unit in self.units if any(unit.site_name(site) in own for site in unit.sites)]
+        return {
+            (mode, name): outcome.known(own[name])
+            for (mode, name), outcome in self.undeparted._outcomes(units).items()
+            if name in own and outcome.verdict == "differs" and found[mode, name].verdict == "same"
+        }
 
     def differences(self) -> Iterator[Difference]:
         """Every site that differs although its input agrees, in the order of execution; then those that only differ in
@@ -210,11 +246,6 @@ class Run:
         return largest_relative(*(select(x, axes, keep) for x in (given, own)))
 
 
-def _differs(found: Mapping[tuple[str, str], Outcome], name: str) -> bool:
-    outcomes = (found.get((mode, name)) for mode in ("isolated", "accumulated"))
-    return any(outcome is not None and outcome.verdict in ("differs", "known") for outcome in outcomes)
-
-
 @dataclass(frozen=True)
 class Difference:
     """Where a run differs. input_error: of what the site was given, None where it was not isolated."""
@@ -232,7 +263,8 @@ class Difference:
 
 def confront(case: Case, theirs: nn.Module) -> Run:
     """Run both sides of a case, transformers' being `theirs`."""
-    model, oracle = reference(case), reference(case, "f64")
+    plain, plain_oracle, departures = reference(case), reference(case, "f64"), known.departures(case)
+    model, oracle = departing(plain, departures), departing(plain_oracle, departures)
     units = case.record.units_of(model.config)
     traces = []
     for batch in batches_of(case):
@@ -241,7 +273,7 @@ def confront(case: Case, theirs: nn.Module) -> Run:
         with checked_once(case):
             mine, truth = (_trace(side, batch, units, routes) for side in (model, oracle))
         traces.append(Traced(batch, calls, mine, truth, routes))
-    return Run(case, model, oracle, traces, units)
+    return Run(case, plain, plain_oracle, departures, traces, units)
 
 
 def checked_once(case: Case) -> AbstractContextManager[None]:
@@ -285,7 +317,7 @@ def explain(run: Run, difference: Difference) -> tuple[Deviation, float] | None:
 
 
 def _agrees_with(run: Run, difference: Difference, deviation: Deviation) -> float | None:
-    model = deviation.of(run.model)
+    model = run.with_another(deviation)
     unit, traced = difference.unit, difference.traced
     if difference.input_error is not None:
         call = traced.theirs[unit.name]

@@ -50,7 +50,9 @@ def at_edges(config: Any) -> dict[str, tuple[int, ...]]:
         for kind, begin in begins.items():
             if name == "length" and kind != "at" and not grows(config):
                 continue
-            found[f"{name}.{kind}"] = (*filter(None, begin), *[1] * (total - sum(begin)))
+            sizes = (*filter(None, begin), *[1] * (total - sum(begin)))
+            if sizes not in found.values():  # around a window of one token, some are the same
+                found[f"{name}.{kind}"] = sizes
         across = tuple(filter(None, (max(edge - 2, 0), 4)))
         found[f"{name}.across"] = (*across, total - sum(across))
     return found

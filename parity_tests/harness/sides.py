@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -13,11 +13,14 @@ from torch import Tensor
 from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, batches_of, reference, twin
-from parity_tests.harness.points import usual
+from parity_tests.harness.compare import Outcome, under_lens, worse
 from parity_tests.harness.shapes import unchecked
 
-Side = Callable[[Mapping[str, Tensor]], Tensor]
-"""From inputs to logits."""
+Side = Callable[..., Tensor]
+"""From inputs by name to logits. Options that follow are transformers' alone."""
+
+Law = Callable[[Side], Outcome]
+"""What must hold of a side, whatever the mathematics is."""
 
 
 def theirs(case: Case, inputs: Mapping[str, Tensor], **options: Any) -> Tensor:
@@ -27,15 +30,28 @@ def theirs(case: Case, inputs: Mapping[str, Tensor], **options: Any) -> Tensor:
     return hf.run(model, "f64", inputs, **options).logits
 
 
-def mine(case: Case, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The reference's."""
+def mine(case: Case, inputs: Mapping[str, Tensor], *, model: Any = None, **options: Any) -> Tensor:
+    """The reference's, or those of `model`, which departs from it."""
     with torch.no_grad(), unchecked():
-        return ours.read(reference(case), inputs)
+        return ours.read(reference(case) if model is None else model, inputs)
 
 
-def both(case: Case) -> list[Side]:
-    """Both sides; the reference, which has no backends, once."""
-    return [partial(theirs, case), partial(mine, case)] if usual(case) else [partial(theirs, case)]
+class Asked:
+    """A side that remembers what it was asked, and what it gave."""
+
+    def __init__(self, side: Side):
+        self.side = side
+        self.asked: list[tuple[Mapping[str, Tensor], Tensor]] = []
+
+    def __call__(self, inputs: Mapping[str, Tensor], **options: Any) -> Tensor:
+        logits = self.side(inputs, **options)
+        self.asked.append((inputs, logits))
+        return logits
+
+    def alike(self, other: Side) -> Outcome:
+        """Whether another side gives the same to all of it, padding left out."""
+        batches = ((Batch(name="asked", inputs=inputs), logits) for inputs, logits in self.asked)
+        return reduce(worse, (under_lens(b.kept(x), b.kept(other(b.inputs))) for b, x in batches))
 
 
 def batch_of(case: Case, name: str) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weight_mapping
-from parity_tests.harness import hf, ours
+from parity_tests.harness import hf, known, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case, batches_of, reads
 from parity_tests.harness.compare import Outcome, measured, refused
@@ -40,8 +41,12 @@ class Trained:
 
 
 def sides(case: Case) -> tuple[Any, Any]:
-    """The two models of a case, made anew, in float64 and with gradients on."""
+    """The two models of a case, made anew, in float64 and with gradients on; the reference with what is known of this release
+    applied.
+    """
     model = weight_mapping.load(case.source, dtype=torch.float64, device=case.device)
+    for departure in known.departures(case):
+        departure.apply(model)
     theirs = hf.build(case.hf_class, case.source, "f64", case.backend, case.device)
     for name, parameter in theirs.named_parameters():
         parameter.requires_grad_(name not in hf.frozen(theirs))
@@ -142,14 +147,20 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
     return torch.stack([x.norm() for x in tensors]).norm()
 
 
-def dropped_out(case: Case, batch: Batch, seed: int = 7) -> tuple[Tensor, Tensor]:
-    """Both sides' logits with every dropout on, each begun from one state of the RNG."""
-    model, theirs = sides(case)
-    model.train()
-    theirs.train()
-    torch.manual_seed(seed)
-    output = hf.run(theirs, "f64", batch.inputs)
-    torch.manual_seed(seed)
+SEED = 7
+"""Of the state of the RNG that either side begins to draw from."""
+
+
+def their_dropout(case: Case, batch: Batch) -> Tensor:
+    """transformers' logits with every dropout on."""
+    theirs = hf.build(case.hf_class, case.source, "f64", case.backend, case.device).train()
+    torch.manual_seed(SEED)
+    return hf.run(theirs, "f64", batch.inputs).logits
+
+
+def my_dropout(model: nn.Module, batch: Batch) -> Tensor:
+    """The same of the reference, or of one that departs from it."""
+    training = copy.deepcopy(model).train()
+    torch.manual_seed(SEED)
     with torch.no_grad(), unchecked():
-        mine = ours.read(model, batch.inputs)
-    return output.logits, mine
+        return ours.read(training, batch.inputs)

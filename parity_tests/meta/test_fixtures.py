@@ -15,7 +15,7 @@ from fixtures.values import fill, integers, linear
 from parity_tests.families import FAMILIES
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case
-from parity_tests.harness.points import config_of
+from parity_tests.harness.points import alone_in, config_of
 from parity_tests.harness.record import Backend
 from parity_tests.harness.run import compare
 
@@ -50,6 +50,7 @@ def test_every_value_is_exact_in_half_precision_and_none_is_default(family: str,
 
 
 @pytest.mark.tiny
+@pytest.mark.broad
 @pytest.mark.one_backend
 @pytest.mark.precisions("f64")
 def test_attention_is_peaked_and_scores_spread(case: Case) -> None:
@@ -69,7 +70,8 @@ def test_attention_is_peaked_and_scores_spread(case: Case) -> None:
 
 def test_some_variant_has_more_than_ten_layers_and_all_have_several() -> None:
     """So that an order by text instead of by number shows, and so does one layer in the place of another."""
-    configs = [vars(config_of(Case(family, variant, "f64", Backend("")))) for family, variant in VARIANTS]
+    broad = [each for each in VARIANTS if alone_in(*each) is None]
+    configs = [vars(config_of(Case(family, variant, "f64", Backend("")))) for family, variant in broad]
     fields = ("n_layers", "n_encoder_layers", "n_decoder_layers")
     counts = [sum(config.get(field, 0) for field in fields) for config in configs]
     counts = [count for count in counts if count]  # a model of stages counts its layers otherwise

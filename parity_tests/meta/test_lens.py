@@ -58,6 +58,7 @@ LEAKING = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.precisions("f64")
 def test_nothing_of_a_model_escapes(case: Case) -> None:
     """No float32 tensor is made during a forward on any batch, but for exceptions that are named here."""

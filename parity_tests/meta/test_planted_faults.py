@@ -139,7 +139,7 @@ def test_a_cache_that_writes_one_slot_early_is_caught_and_explained(
     monkeypatch.setattr(transformers.DynamicCache, "update", early)
     logits = [read_theirs(theirs, "f64", batch, SCHEDULES["steps"])[0] for batch in batches]
     monkeypatch.undo()
-    found = explain_schedule(run, "steps", logits)
+    found = explain_schedule(run.case, "steps", logits)
     assert found is not None
     assert found.name == "the cache writes one slot early"
 

@@ -130,6 +130,6 @@ def test_a_cache_in_the_wrong_order_is_caught_and_explained(
     monkeypatch.setattr(transformers.DynamicCache, "update", reversed_order)
     logits = [read_theirs(theirs, "f64", batch, SCHEDULES["steps"])[0] for batch in batches]
     monkeypatch.undo()
-    found = explain_schedule(run, "steps", logits)
+    found = explain_schedule(run.case, "steps", logits)
     assert found is not None
     assert found.name == "the cache puts new keys before the old"
