@@ -240,9 +240,12 @@ FAMILY = Family(
         ),
         Known(
             name="beams that change places leave their states behind",
-            sites=tuple(
-                f"settings.{name}"
-                for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping.never", "as-translations")
+            sites=(
+                "settings.num_beams",
+                "settings.num_return_sequences",
+                "settings.length_penalty",
+                "settings.early_stopping.never",
+                "settings.as-translations",
             ),
             until="5.13.0",
             link="measured, release by release",
