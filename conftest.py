@@ -7,6 +7,7 @@ controller uses none of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.config.option.rows:
         item.user_properties.append(("rows", rows_of(item)))
     numerics.share(numerics.CORES if trained_case(item) else 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Out of memory, or a device that failed, says nothing of transformers: the whole run ends, with one sentence."""
+    try:
+        return (yield)
+    except Exception as error:
+        from parity_tests.harness.blame import machine
+
+        if (says := machine(error)) is None:
+            raise
+        pyfuncitem.session.shouldstop = f"{pyfuncitem.name}: {says}"
+        pytest.skip(f"the run ends here: {says}")
 
 
 @pytest.fixture

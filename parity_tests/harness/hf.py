@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from parity_tests.harness.batches import Batch
+from parity_tests.harness.blame import Whose, whose
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.lens import Lens
 from parity_tests.harness.record import LOADING, Backend, Call, Unit
@@ -68,6 +69,8 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
+        if whose(error) is not Whose.THEIRS:
+            raise
         line, name = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
         raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -104,6 +107,7 @@ def lens_for(precision: str) -> Lens | nullcontext[None]:
 
 def _outside_the_lens(formula: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # what fails in there is the formula's
         with torch._C.DisableTorchFunction():
             return formula(*args, **kwargs)
 
@@ -131,10 +135,14 @@ def frozen_rope_formulas(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def crashes() -> Iterator[None]:
-    """Turn whatever transformers raises into a `Crashed` that says so: a difference to report, not an error of ours."""
+    """Turn what transformers raises into a `Crashed` that says so: a difference to report. What is not its fault stays as it
+    is: an error of ours, such as a hook that fails, or of the machine.
+    """
     try:
         yield
     except Exception as error:
+        if whose(error) is not Whose.THEIRS:
+            raise
         line, name = (str(error).splitlines() or [""])[0], type(error).__name__
         raise Crashed(f"transformers raises {name}: {line}", raised=name) from error
 
@@ -206,6 +214,14 @@ def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     dtype = next(model.parameters()).dtype
     cast = {torch.bool: torch.long, torch.float32: dtype}
     return {names[name]: x.to(cast.get(x.dtype, x.dtype)) for name, x in inputs.items()}
+
+
+def _check_devices(model: nn.Module, given: Mapping[str, Any]) -> None:
+    """What lies on another device than the model is our mistake, though the exception would come out of transformers."""
+    device = next(model.parameters()).device
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.device != device:
+            raise ValueError(f"{name} lies on {x.device}, and the model on {device}: the suite has not moved it there")
 
 
 def logits_of(output: Any) -> Tensor:
@@ -303,6 +319,7 @@ def run(
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):
         given |= _of_this_call(model, inputs, given, cache)
+    _check_devices(model, given)
     with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
         output = model(**given)
     held = cache_of(output)
@@ -331,9 +348,11 @@ def generate(model: Any, precision: str, prompt: Batch, n_new: int, *, read: int
         given.setdefault("attention_mask", torch.ones_like(prompt.source))
         given["decoder_start_token_id"] = start
     memory = {name: x for name, x in prompt.inputs.items() if name.startswith("memory")}
+    given |= named(model, memory)
+    _check_devices(model, given)
     settings = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "eos_token_id": None} | options
     with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
-        out = model.generate(**given, **named(model, memory), generation_config=None, **settings)
+        out = model.generate(**given, generation_config=None, **settings)
     return out[:, prompt.length :]
 
 
