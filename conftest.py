@@ -50,6 +50,40 @@ def is_controller(config: pytest.Config) -> bool:
     return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
+def examine_checkpoints(config: pytest.Config) -> None:
+    """What cannot be verified is refused once, here and not in xdist's workers, and the others are compared. Where nothing is
+    left, nothing else is imported.
+    """
+    from fixtures.real import FetchError
+    from parity_tests.harness.checkpoints import REFUSED, asked_for, refusals
+
+    if hasattr(config, "workerinput"):
+        config.stash[REFUSED] = {Path(path): why for path, why in config.workerinput["refused"].items()}
+        return
+    try:
+        paths = asked_for(config.option.checkpoint, config.option.trained)
+    except FetchError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[REFUSED] = refused = refusals(paths)
+    if config.option.checkpoint and len(refused) == len(paths):
+        raise pytest.UsageError(*refused.values())
+
+
+def refused_in(config: pytest.Config) -> dict[Path, str]:
+    """The checkpoints of this call that cannot be verified, and why."""
+    if not (config.option.checkpoint or config.option.trained):
+        return {}  # without importing torch
+    from parity_tests.harness.checkpoints import REFUSED
+
+    return config.stash[REFUSED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist is about to start a worker."""
+    node.workerinput["refused"] = {str(path): why for path, why in refused_in(node.config).items()}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not is_controller(config):
         if not config.option.no_shapes:
@@ -60,6 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from parity_tests.harness import numerics
 
         numerics.pin(config.option.device)
+    if config.option.checkpoint or config.option.trained:
+        examine_checkpoints(config)
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
@@ -134,6 +170,11 @@ class Verdict:
         self.results: list[Result] = []
         self.rows: list[Any] = []  # a test's outcome and its rows
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        for why in refused_in(self.config).values() if not hasattr(self.config, "workerinput") else ():
+            self.config.get_terminal_writer().line(f"ERROR: {why}", red=True)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and not is_controller(self.config):
             self.rows += [(str(report.outcome), value) for name, value in report.user_properties if name == "rows"]
@@ -152,17 +193,21 @@ class Verdict:
             terminalreporter.write_line(f"{len(self.results)} results in {path}")
         if self.results:
             report.show(self.results, device)
+        for path in refused_in(self.config):
+            terminalreporter.write_line(f"not verified, see the ERROR above: {path}", red=True)
         if self.config.option.rows:
             rows.show(self.rows)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A row that no test shows fails the suite."""
+        """A row that no test shows fails the suite; a checkpoint that was refused is an error of usage, if there is no other."""
         handed_over: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
             handed_over |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
         elif self.config.option.rows and not rows.all_shown(self.rows):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        elif refused_in(self.config) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.hookimpl(optionalhook=True)

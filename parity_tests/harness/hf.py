@@ -46,6 +46,11 @@ def has_class(name: str) -> bool:
     return hasattr(transformers, name)
 
 
+def loaded_as(precision: str) -> torch.dtype:
+    """The dtype in which transformers is given a checkpoint."""
+    return DTYPES["f32" if precision == "f64" else precision]
+
+
 def build(hf_class: str, source: Path, precision: str, backend: Backend, device: str = "cpu") -> Any:
     """Load a checkpoint through transformers' own loader, in evaluation mode.
 
@@ -54,14 +59,13 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     """
     if not has_class(hf_class):
         raise Absent(f"transformers {VERSION} has no {hf_class}")
-    loaded_as = DTYPES["f32" if precision == "f64" else precision]
     dtype_name = "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
         # A model class by itself does not look into the file for its config in every release; AutoConfig does.
         where["config"] = transformers.AutoConfig.from_pretrained(**where)
-    options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
+    options = {dtype_name: loaded_as(precision), "attn_implementation": backend.attention} | _experts(backend.experts, precision)
     try:
         model, told = getattr(transformers, hf_class).from_pretrained(
             **where, **options, local_files_only=True, output_loading_info=True

@@ -11,6 +11,7 @@ import pytest
 
 from parity_tests.harness import hf, known
 from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.checkpoints import cannot_hold
 from parity_tests.harness.compare import Outcome, absent, not_covered, refused, worse
 from parity_tests.harness.explanation import Compared, explain_site
 from parity_tests.harness.failure import failure, plain_failure
