@@ -105,6 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "has(field): only where the reference's config has this field")
     config.addinivalue_line("markers", "shallow: not for variants of very many layers, which show their order elsewhere")
     config.addinivalue_line("markers", "broad: not for variants that are there for one thing, and compared at its sites alone")
+    config.addinivalue_line("markers", "first: of a family's variants that a test takes part in the first that reads no memory")
     config.addinivalue_line("markers", "tiny: not for checkpoints that somebody trained")
     config.addinivalue_line("markers", "trained: only for checkpoints that somebody trained")
     config.pluginmanager.register(Verdict(config), "parity-verdict")

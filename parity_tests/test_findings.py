@@ -77,8 +77,47 @@ def qwen3_gguf(tmp_path: Path) -> bool:
     return raises("RuntimeError", lambda: load(tmp_path, gguf_file="model.gguf"))
 
 
-def known(name: str, since: str = "0") -> Known:
-    return Known(name=name, sites=(), link="found here: see Findings in the README", since=since)
+PADDED = torch.tensor([[0, 0, 0, 1, 2, 3], [3, 4, 5, 6, 7, 8]])
+"""0 is padding, in the first row alone."""
+
+
+def padding_is_penalised(field: str) -> bool:
+    """Whether a setting changes the score of padding in a row that is padded, where no text has that token."""
+    model = small("Llama", head_dim=10)
+    given: dict[str, Any] = {"max_new_tokens": 1, "pad_token_id": 0, "output_logits": True, "output_scores": True}
+    given |= {"attention_mask": (PADDED != 0).long(), "return_dict_in_generate": True, field: 1.5}
+    with torch.no_grad():
+        out = model.generate(PADDED, **given)
+    scores, logits = out.scores[0], out.logits[0]
+    assert not torch.equal(scores, logits), "the setting does nothing"
+    assert torch.equal(scores[1, 0], logits[1, 0]), "no text has this token"
+    return not torch.equal(scores[0, 0], logits[0, 0])
+
+
+def repetition_of_padding(tmp_path: Path) -> bool:
+    return padding_is_penalised("repetition_penalty")
+
+
+def repetition_of_padding_in_the_source(tmp_path: Path) -> bool:
+    return padding_is_penalised("encoder_repetition_penalty")
+
+
+def beams_filled_with_eos(tmp_path: Path) -> bool:
+    """Some beams of a search end early: what follows their end, where padding is the token 0?"""
+    model = small("Llama", head_dim=10)
+    with torch.no_grad():
+        out = model.generate(
+            PADDED, num_beams=4, num_return_sequences=4, max_new_tokens=6, pad_token_id=0, eos_token_id=list(range(1, 50, 2))
+        )
+    after = [row[6:].tolist() for row in out]
+    ended = [next((i for i, token in enumerate(row) if token % 2), None) for row in after]
+    filling = {token for row, end in zip(after, ended, strict=True) if end is not None for token in row[end + 1 :]}
+    assert len(filling) == 1, "no beam ends before the others"
+    return filling == {1}
+
+
+def known(name: str, since: str = "0", until: str | None = None) -> Known:
+    return Known(name=name, sites=(), link="found here: see Findings in the README", since=since, until=until)
 
 
 FINDINGS: dict[Callable[..., bool], Known] = {
@@ -86,6 +125,9 @@ FINDINGS: dict[Callable[..., bool], Known] = {
     deepseek_v2_as_it_is: known("DeepseekV2Config() as it is cannot run a forward"),
     width_no_multiple_of_heads: known("a hidden_size that is no multiple of the heads is refused with head_dim", since="5.0.0"),
     jitter_in_place: known("router jitter multiplies the caller's tensor in place"),
+    repetition_of_padding: known("repetition_penalty takes padding for text", until="5.23.0"),
+    repetition_of_padding_in_the_source: known("encoder_repetition_penalty takes padding for text"),
+    beams_filled_with_eos: known("beams that have ended are filled with the end of text where padding is the token 0"),
     qwen3_gguf: known("a Qwen3 GGUF loads only with a head width of 128: attention.key_length is passed over"),
 }
 

@@ -18,7 +18,7 @@ from parity_tests.harness.compare import BAR, DTYPES, largest_relative
 from parity_tests.harness.shapes import unchecked
 from parity_tests.harness.training import GRADIENT_BAR
 from parity_tests.torch_twins import Judge, carried, gradients_differ
-from reference_impl.generation import generate_greedy
+from reference_impl.generation import generate
 from reference_impl.losses import language_model_loss
 from reference_impl.models.mini_llama import MiniLlama, MiniLlamaConfig
 from weight_mapping import mini_llama as tables
@@ -119,8 +119,8 @@ def test_inference_step_by_step_equals_one_pass(sizes: tuple[int, ...]) -> None:
 def test_it_writes_what_llama_writes(precision: str) -> None:
     prompt = Batch(name="prompt", inputs={"ids": IDS[:, :5]})
     with unchecked():
-        found = generate_greedy(mini(precision), IDS[:, :5], n_new=12)
-    assert found.tolist() == hf.generate(llama(precision), precision, prompt, 12).tolist()
+        found = generate(mini(precision), IDS[:, :5], n_new=12).tokens
+    assert found.tolist() == hf.generate(llama(precision), precision, prompt, 12).sequences.tolist()
     assert len(set(found.flatten().tolist())) > 3
 
 

@@ -4,6 +4,7 @@ name and as a tuple.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -18,11 +19,11 @@ from parity_tests.harness import hf, ours
 from parity_tests.harness.caches import compare_schedule
 from parity_tests.harness.case import Case, batches_of, cache_batches, twin
 from parity_tests.harness.compare import Outcome, absent, measured, refused, select, under_lens, worse
+from parity_tests.harness.known import Against
 from parity_tests.harness.record import Beside
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.run import Run
 from parity_tests.harness.shapes import unchecked
-from parity_tests.harness.training import sides
 
 pytestmark = [
     pytest.mark.level("outputs"),
@@ -180,7 +181,9 @@ def test_asked_by_the_config(case: Case, recorder: Recorder, tmp_path: Path) -> 
 def test_the_cache_that_a_forward_gives(case: Case, recorder: Recorder) -> None:
     """Keys and values, or states, of every layer; none where none is wanted."""
     run_ = recorder.run(case, "accumulated", "cache.held")
-    recorder.check(case, "cache.held", compare_schedule(run_, "pass", static=False, held=True))
+    recorder.judge(
+        case, "cache.held", lambda mine: compare_schedule(run_.holding(mine), "pass", static=False, held=True)
+    )
     without = run(case, batches_of(case)[0].inputs, use_cache=False)
     recorder.check(case, "cache.none", holds(hf.cache_of(without) is None, "a cache is given, and none was wanted"))
 
@@ -190,17 +193,20 @@ def test_the_cache_that_a_forward_gives(case: Case, recorder: Recorder) -> None:
 def test_the_cache_in_training(case: Case, recorder: Recorder) -> None:
     """The same with every dropout on, each side begun from one state of the RNG."""
     recorder.run(case, "accumulated", "cache.training")
-    model, theirs = sides(case)
-    batch, cache = cache_batches(case)[0], ours.new_cache(model)
-    model.train()
-    theirs.train()
+    theirs, batch = hf.build(case.hf_class, case.source, "f64", case.backend, case.device).train(), cache_batches(case)[0]
     torch.manual_seed(SEED)
     held = hf.cache_of(hf.run(theirs, "f64", batch.inputs, use_cache=True))
-    torch.manual_seed(SEED)
-    with torch.no_grad(), unchecked():
-        ours.read(model, batch.inputs, cache)
-    pairs = [(hf.cached(held, i) or (), kept(entry)) for i, entry in enumerate(cache.layers)]
-    recorder.check(case, "cache.training", reduce(worse, [layer for there, here in pairs for layer in each(there, here)]))
+
+    def compared(mine: Against) -> Outcome:
+        model = copy.deepcopy(mine()).train()
+        cache = ours.new_cache(model)
+        torch.manual_seed(SEED)
+        with torch.no_grad(), unchecked():
+            ours.read(model, batch.inputs, cache)
+        pairs = [(hf.cached(held, i) or (), kept(entry)) for i, entry in enumerate(cache.layers)]
+        return reduce(worse, [layer for there, here in pairs for layer in each(there, here)])
+
+    recorder.judge(case, "cache.training", compared)
 
 
 def each(there: Sequence[Tensor], here: Sequence[Tensor]) -> Iterator[Outcome]:

@@ -107,20 +107,23 @@ KNOWN = {
 }
 
 
-def texts(case: Case) -> list[Batch]:
-    """What is to be continued: the checkpoint's own texts; of a checkpoint that is not in the table, some tokens."""
+def texts(case: Case) -> list[tuple[Batch, int]]:
+    """What is to be continued, and by how many tokens: the checkpoint's own texts; of a checkpoint that is not in the table,
+    some tokens. Fewer where there are not so many positions.
+    """
     own = TEXTS.get(real.name_of(case.source) or "", {})
-    found = [from_ids(name, torch.tensor([ids])) for name, ids in own.items()]
-    return [batch.to(case.device) for batch in found or [reads(case).prompt("text", (1, 9))]]
+    length, n_new = reads(case).room(9, 32)
+    found = [(from_ids(name, torch.tensor([ids])), reads(case).room(len(ids), 32)[1]) for name, ids in own.items()]
+    return [(text.to(case.device), n) for text, n in found or [(reads(case).prompt("text", (1, length)), n_new)]]
 
 
 @pytest.mark.causal
 def test_continuation(case: Case, recorder: Recorder) -> None:
     recorder.run(case, "accumulated", "continuation")
-    for text in texts(case):
+    for text, n_new in texts(case):
         site = f"continuation.{text.name}"
         with recorder.crashing(case, site):
-            theirs, mine = generate_both(case, text, n_new=32)
+            theirs, mine = generate_both(case, text, n_new)
         recorder.check(case, site, under_lens(theirs, mine))
 
 

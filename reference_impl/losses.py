@@ -1,4 +1,4 @@
-"""What training minimises: the loss of a language model, and the one that keeps the experts of a mixture evenly loaded."""
+"""What training minimises: the losses of language models and of heads, and the one that keeps experts evenly loaded."""
 
 from collections.abc import Sequence
 
@@ -20,6 +20,32 @@ def language_model_loss(logits: Float[Tensor, "b s v"], labels: Int[Tensor, "b s
     """
     predicted, wanted = widen(logits[:, :-1]).flatten(0, 1), labels[:, 1:].flatten()  # as (n, v) and (n,)
     return F.cross_entropy(predicted, wanted, ignore_index=IGNORED)
+
+
+def class_loss(logits: Float[Tensor, "*b k"], labels: Int[Tensor, "*b"]) -> Float[Tensor, ""]:
+    """-Mean(log p(label)), of sequences or tokens; those that are IGNORED do not count."""
+    return F.cross_entropy(widen(logits).flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def regression_loss(values: Float[Tensor, "*b"], wanted: Float[Tensor, "*b"]) -> Float[Tensor, ""]:
+    """Mean((value - wanted)^2)."""
+    return (values - wanted).square().mean()
+
+
+def label_set_loss(logits: Float[Tensor, "*b k"], present: Float[Tensor, "*b k"]) -> Float[Tensor, ""]:
+    """Of labels that each are there (1) or not (0), by themselves: -Mean(present * log p + (1 - present) * log(1 - p))."""
+    return -(present * F.logsigmoid(logits) + (1 - present) * F.logsigmoid(-logits)).mean()
+
+
+def answer_loss(
+    starts: Float[Tensor, "b s"], ends: Float[Tensor, "b s"], start: Int[Tensor, " b"], end: Int[Tensor, " b"]
+) -> Float[Tensor, ""]:
+    """The mean of two losses over slots, one for where answers start and one for where they end. A slot beyond the
+    sequence, as an answer in the rest of a long text has, does not count. Devlin et al. 2018, 4.2.
+    """
+    sides = ((starts, start), (ends, end))
+    first, last = (class_loss(x, slot.masked_fill(slot >= x.shape[-1], IGNORED)) for x, slot in sides)
+    return (first + last) / 2
 
 
 def load_balancing_loss(

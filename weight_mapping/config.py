@@ -29,8 +29,9 @@ _HARMLESS = {
         # tokens, generation, and what a call returns
         *"*_token_id tokenizer_class use_cache cache_implementation return_dict output_attentions".split(),
         *"output_hidden_states id2label label2id problem_type task_specific_params finetuning_task".split(),
-        *"max_length min_length max_new_tokens do_sample num_beams temperature top_k top_p".split(),
-        *"repetition_penalty length_penalty no_repeat_ngram_size bad_words_ids early_stopping".split(),
+        *"max_length min_length max_new_tokens do_sample num_beam* temperature top_k top_p typical_p *_penalty".split(),
+        *"*no_repeat_ngram_size bad_words_ids *suppress_tokens num_return_sequences early_stopping".split(),
+        *"remove_invalid_values output_scores return_dict_in_generate".split(),
         # how it is computed, and advice
         *"_attn_implementation* attn_implementation chunk_size_feed_forward torchscript".split(),
         *"is_decoder max_sequence_length rope_scaling.finetuned".split(),

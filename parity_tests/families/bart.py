@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import bart as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
-from parity_tests.harness.record import LOADING, Family, Known
+from parity_tests.harness.record import LOADING, PUBLISHED, Family, Known
 
 
 def _offset_left_out(stack: Any) -> None:
@@ -30,6 +30,7 @@ FAMILY = Family(
     name="bart",
     hf_class="BartForConditionalGeneration",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=2, shiftable=False),
     units=post_norm_units(embed_norm=True),
     backends=BACKENDS,
@@ -37,6 +38,7 @@ FAMILY = Family(
     rows=("M5", "P3", "G1"),
     inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},
     beside=beside.two_sides("embed_norm"),
+    siblings=siblings.without_head("Bart") | siblings.over_source("Bart") | siblings.decoder_alone("Bart", "deep"),
     known=(
         beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,

@@ -10,14 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fixtures import bert as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.heads import MLMHead
 from reference_impl.models.bert import BertConfig, BertEmbedding, BertModel
 
@@ -203,12 +214,14 @@ FAMILY = Family(
     name="bert",
     hf_class="BertForMaskedLM",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L3", "M2"),
     beside=(beside.hidden_states(), beside.attentions(), beside.CROSS_ATTENTIONS, beside.NEXT_SENTENCE),
+    siblings=siblings.encoders("Bert", "pretraining", siblings.HEAD_DROPOUT),
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",

@@ -3,14 +3,14 @@
 from typing import Any
 
 from fixtures import deepseek_v2 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import FORWARD, Backend, Family, Known
+from parity_tests.harness.record import FORWARD, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
 MSCALE = ("yarn", "rope-yarn-mscale*")
@@ -27,7 +27,7 @@ FAMILY = Family(
     name="deepseek_v2",
     hf_class="DeepseekV2ForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm", rows=("N1",)),
@@ -45,9 +45,11 @@ FAMILY = Family(
     rows=("M4", "G1"),
     inert={"pretraining_tp": "nothing reads it"},
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("DeepseekV2", tokens_too=False, spans_too=False),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         *shared.WAYS_KNOWN,
         *latent.KNOWN,
         Known(

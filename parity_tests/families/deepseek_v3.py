@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import deepseek_v3 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import LOADING, Backend, Family, Known
+from parity_tests.harness.record import LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 
 
@@ -32,7 +32,7 @@ FAMILY = Family(
         "num_nextn_predict_layers": "modules for multi-token prediction, apart from the model proper",
     },
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE,),
+    alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
@@ -48,16 +48,17 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16")),  # what runs by default; has no float64 kernel
     ),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("DeepseekV3", spans_too=False),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         Known(
-            name="a rope_scaling without a factor, of type default or longrope, cannot be built",
+            name="a rope_scaling without a factor, of type default or longrope, raises",
             sites=(LOADING,),
-            raises="KeyError",
             until="5.0.0",
-            variants=("rope-default*", "rope-longrope-no-factor*"),
-            link="measured with 4.57.6",
+            says=lambda raw: raw.get("rope_scaling") is not None and "factor" not in raw["rope_scaling"],
+            link=scalings.MEASURED,
+            raises="KeyError",
         ),
         *shared.WAYS_KNOWN,
         Known(

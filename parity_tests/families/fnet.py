@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import fnet as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import bare_bias, each, forward_of
 from parity_tests.families.units import block, only_hidden, output
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Site, Unit, in_layers
+from parity_tests.harness.record import PUBLISHED, Arguments, Backend, Call, Deviation, Family, Site, Unit, in_layers
 from reference_impl.fourier import FourierMixing
 from reference_impl.heads import MLMHead
 from reference_impl.models.fnet import FNetEmbedding, FNetLayer
@@ -128,11 +128,13 @@ FAMILY = Family(
     rows=("T3",),
     inert={"*tpu_*": "how the transform is computed; by matrices, it takes sequences of one length alone"},
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=reads,
     caches=(),
     backends=(Backend("eager", precisions=("f64", "f32")),),  # there is no attention, and no transform in half precision
     beside=(beside.hidden_states(),),
+    siblings=siblings.encoders("FNet", "", "dropout"),
     deviations=(
         *shared.layer_norm("embed.norm", configured=True),
         *(Deviation(name=name, site="mixer", apply=transformed(how)) for name, how in MIXING.items()),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures import gpt2 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness.batches import Reads
-from parity_tests.harness.record import Backend, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import PUBLISHED, Backend, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 
 
@@ -133,6 +133,7 @@ FAMILY = Family(
     name="gpt2",
     hf_class="GPT2LMHeadModel",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads,
     units=units,
     backends=(
@@ -143,6 +144,7 @@ FAMILY = Family(
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
     rows=("L4", "M3", "G1"),
     beside=(beside.hidden_states("dropout", "norm"), beside.attentions(), beside.CROSS_ATTENTIONS),
+    siblings=siblings.GPT2,
     known=(
         beside.no_tuple_by_config("5.0.0"),
         Known(

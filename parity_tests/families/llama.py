@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from fixtures import llama as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import Family, Known
+from parity_tests.harness.record import PUBLISHED, Family, Known
 from reference_impl.models.llama import LlamaLayer
 from reference_impl.rope_scaling import DynamicNTK
 
@@ -17,12 +17,14 @@ FAMILY = Family(
     rows=("L5", "M4"),
     inert={"pretraining_tp": "nothing reads it; releases that did sliced the products, which rounds otherwise"},
     variants=tiny.VARIANTS,
-    alone=(replace(scalings.ALONE, variants=("rope-*-*",)),),  # one of each scaling is compared in full
+    alone=(PUBLISHED, replace(scalings.ALONE, variants=("rope-*-*",)),),  # one of each scaling is compared in full
     units=decoder_units(inside=LLAMA_LAYER),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Llama"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         *shared.WAYS_KNOWN,
         Known(
             name="dynamic NTK keeps the table of the longest call",

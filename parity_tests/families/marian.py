@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from fixtures import marian as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
-from parity_tests.harness.record import LOADING, Deviation, Family, Known
+from parity_tests.harness.record import LOADING, PUBLISHED, Deviation, Family, Known
 from reference_impl.sinusoidal import sinusoidal_interleaved
 
 SCALED = ("base", "apart*", "odd")
@@ -39,6 +39,7 @@ FAMILY = Family(
     name="marian",
     hf_class="MarianMTModel",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=7, shiftable=False),
     units=post_norm_units(embed_norm=False),
     backends=BACKENDS,
@@ -46,6 +47,7 @@ FAMILY = Family(
     rows=("M5", "P2", "G1"),
     inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
     beside=beside.two_sides("embedded"),
+    siblings=siblings.without_head("Marian") | siblings.decoder_alone("Marian"),
     known=(
         beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,

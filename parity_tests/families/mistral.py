@@ -1,27 +1,29 @@
 """Mistral 7B to Nemo."""
 
 from fixtures import mistral as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import Backend, Family
+from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.mistral import MistralLayer
 
 FAMILY = Family(
     name="mistral",
     hf_class="MistralForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L5", "M4"),
     beside=beside.DECODER,
+    siblings=siblings.decoders("Mistral"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
-        scalings.without_a_width(until="5.0.0"),
+        scalings.WITHOUT_A_FACTOR,
+        *scalings.without_a_width(until="5.0.0"),
         *windows.WINDOW_OF_ONE,
         *windows.WAYS_KNOWN,
     ),

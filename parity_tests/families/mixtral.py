@@ -1,14 +1,14 @@
 """Mixtral 8x7B and 8x22B."""
 
 from fixtures import mixtral as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import Backend, Family, everywhere
+from parity_tests.harness.record import PUBLISHED, Backend, Family, everywhere
 from reference_impl.models.mixtral import MixtralLayer
 
 SOME = ("base", "window", "tied")  # neither one expert nor all of them
@@ -17,7 +17,7 @@ FAMILY = Family(
     name="mixtral",
     hf_class="MixtralForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(everywhere, rows=("F3",)))),
     backends=(
         Backend("eager", "eager"),
@@ -27,11 +27,13 @@ FAMILY = Family(
     ),
     rows=("L7", "M4", "G1"),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("Mixtral"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         *windows.WINDOW_OF_ONE,
-        scalings.without_a_width(until=None),
+        *scalings.without_a_width(until=None),
         *mixtures.KNOWN,
         *shared.WAYS_KNOWN,
     ),

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fixtures import poolformer as tiny
 from fixtures.values import integers
+from parity_tests.families import siblings
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
-from parity_tests.harness.record import Backend, Beside, Deviation, Family, Site, Unit
+from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
 from reference_impl.ffn import gelu_tanh
 from reference_impl.models.poolformer import ConvFFN, PoolFormerLayer, PoolFormerModel, scaled
 from reference_impl.norm import ImageNorm
@@ -162,11 +163,13 @@ FAMILY = Family(
         "stride": "nothing reads it: each stage has its own",
     },
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=reads,
     caches=(),
     backends=(Backend("eager"),),
     beside=(STAGES,),
+    siblings=siblings.bare("PoolFormer", "{last}"),
     deviations=(
         *(Deviation(name=name, site="mixer", apply=_pooled(how), variants=SCALED) for name, how in MIXING.items()),
         Deviation(name="eps is 1e-3", site="mixer_norm", apply=each(ImageNorm, constant("eps", 1e-3))),

@@ -1,16 +1,18 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fixtures import qwen2_moe as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, LOADING, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -22,11 +24,29 @@ def is_sparse(config: Any, layer: int) -> bool:
     return config.is_sparse(layer)
 
 
+CACHES = (
+    *("dynamic.steps", "dynamic.chunks", "static.steps", "static.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
+    *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+)
+
+
+def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
+    """A dynamic cache keeps everything when the window is one token, and then all but what it holds is right."""
+    return Known(
+        name="over a cache, the mask counts from the first token, and the cache from the first that it still holds",
+        sites=sites,
+        until="5.0.0",
+        where=where,
+        link=scalings.MEASURED,
+        unexplained="the reference has one count of places, which masks and caches share",
+    )
+
+
 FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(
         inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
     ),
@@ -38,17 +58,18 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("Qwen2Moe"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
-        *windows.WINDOW_OF_ONE,
+        scalings.WITHOUT_A_FACTOR,
         Known(
             name="a head_dim that is not d_model / n_heads is refused",
             sites=(LOADING,),
-            raises="ValueError",
             until="5.0.0",
-            variants=tuple(name for name in tiny.VARIANTS if name.startswith("rope-") and not name.endswith("-bare")),
-            link="measured with 4.57.6",
+            where=lambda config: config.d_head * config.n_heads != config.d_model,
+            link=scalings.MEASURED,
+            raises="ValueError",
         ),
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
@@ -57,7 +78,7 @@ FAMILY = Family(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
-            where=lambda config: config.window is not None,
+            where=windows.within_reach,
             says=lambda raw: "layer_types" not in raw,
             link="no issue known",
             explained="the other layers have the window",
@@ -74,10 +95,13 @@ FAMILY = Family(
             name="neither max_window_layers nor layer_types is read, and every layer has the window",
             sites=("mask", "attn.probs", "attn"),
             until="5.0.0",
-            where=lambda config: config.window is not None,
+            where=windows.in_some_layers,
             link="no issue known",
             explained="every layer has the window",
         ),
+        over_a_cache(*CACHES, where=lambda config: windows.within_reach(config) and config.window > 1),
+        *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
+        over_a_cache(*CACHES[2:6], where=lambda config: config.window == 1),
     ),
     deviations=(
         *shared.RMS_NORM,

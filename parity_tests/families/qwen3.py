@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from fixtures import qwen3 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
-from parity_tests.harness.record import Backend, Family
+from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.qwen3 import Qwen3Layer
 
 ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
@@ -18,12 +18,19 @@ FAMILY = Family(
     name="qwen3",
     hf_class="Qwen3ForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     rows=("L6", "M4"),
     beside=beside.DECODER,
-    known=(beside.no_tuple_by_config("0"), *scalings.KNOWN, *windows.WINDOW_OF_ONE, *windows.WAYS_KNOWN),
+    siblings=siblings.decoders("Qwen3"),
+    known=(
+        beside.no_tuple_by_config("0"),
+        *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
+        *windows.WINDOW_OF_ONE,
+        *windows.WAYS_KNOWN,
+    ),
     deviations=(
         *shared.RMS_NORM,
         shared.THETA,

@@ -3,14 +3,14 @@
 from typing import Any
 
 from fixtures import qwen3_moe as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
-from parity_tests.harness.record import Backend, Family, Known
+from parity_tests.harness.record import PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen3_moe import Qwen3MoeLayer
 
 BEFORE_FFN = tuple(part for unit in LLAMA_LAYER[:-1] for part in ((*QK_NORM, unit) if unit is LLAMA_ATTENTION else (unit,)))
@@ -27,7 +27,7 @@ FAMILY = Family(
     name="qwen3_moe",
     hf_class="Qwen3MoeForCausalLM",
     variants=tiny.VARIANTS,
-    alone=(scalings.ALONE, windows.ALONE),
+    alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse, rows=("F3",)))),
     backends=(
         Backend("eager", "eager"),
@@ -37,9 +37,11 @@ FAMILY = Family(
     ),
     rows=("M4", "G1"),
     beside=beside.MIXTURE,
+    siblings=siblings.decoders("Qwen3Moe"),
     known=(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
+        scalings.WITHOUT_A_FACTOR,
         *windows.WINDOW_OF_ONE,
         *shared.WAYS_KNOWN,
         *mixtures.KNOWN,
@@ -47,8 +49,7 @@ FAMILY = Family(
         Known(
             name="max_window_layers is not read, and every layer has the window",
             sites=("mask", "attn.probs", "attn"),
-            where=lambda config: config.window is not None,
-            says=lambda raw: "layer_types" not in raw,
+            where=windows.in_some_layers,
             link="no issue known",
             explained="every layer has the window",
         ),

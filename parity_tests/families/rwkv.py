@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import rwkv as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import (
     FORWARD,
+    PUBLISHED,
     Arguments,
     Backend,
     Beside,
@@ -96,7 +97,26 @@ class Alone(Reads):
         return [self.batch("cache", (1, 19))]
 
 
+BEAMS = tuple(
+    f"settings.{name}"
+    for name in "num_beams num_return_sequences length_penalty early_stopping.never as-summaries as-translations".split()
+)
+
 KNOWN = (
+    Known(
+        name="beams that change places leave their states behind",
+        sites=BEAMS,
+        until="5.13.0",
+        link="measured, release by release",
+        unexplained="which beam's state a text goes on with is not the model's, but of how beams are searched",
+    ),
+    Known(
+        name="beams are refused: the state cannot be reordered",
+        sites=(*BEAMS, "settings.early_stopping"),
+        since="5.13.0",
+        raises="ValueError",
+        link="measured, release by release: ValueError",
+    ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
         sites=(FORWARD,),
@@ -266,12 +286,14 @@ FAMILY = Family(
     rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Alone(vocab_size=config.vocab_size, positions=False, padding=()),
     caches=("dynamic",),
     holds=("b d", "b d", "b f", "b f", "b f"),
     backends=(Backend("eager"),),
     beside=(beside.AFTER_LAYERS, TIME_MIXED),
+    siblings=siblings.bare("Rwkv", "norm"),
     known=KNOWN,
     deviations=(
         *(replace(deviation, variants=PLAIN) for deviation in shared.layer_norm("embed_norm", configured=False)),

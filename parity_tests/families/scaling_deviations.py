@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fixtures.scalings import ORIGINAL
 from parity_tests.families.deviations import Change, each, with_rope
 from parity_tests.harness.record import LOADING, Alone, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.position import RopeConfig, RotaryEmbedding
 from reference_impl.rope_scaling import DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
 
+Raw = Mapping[str, Any]
+"""config.json."""
+
 ALONE = Alone(variants=("rope-*",), sites=("rope.*", "attn.keys", "attn.rope_key", "attn.probs", "attn", "logits"))
 """A scaling shows in the tables, and in what is made with them."""
 
 SCALED = ("rope-linear*", "rope-dynamic*", "rope-yarn*", "rope-llama3*", "rope-longrope*")
 YARNS = ("rope-yarn*", "yarn")
-INSIDE = ("rope-longrope", "rope-longrope-bare", "rope-longrope-temperature*")
-"""Variants of longrope with the original length inside rope_scaling."""
 
 
 class _WithScaling:
@@ -136,17 +138,48 @@ def not_read(theta: float) -> Deviation:
     return _deviation("rope_parameters is not read", unread, "rope-*-parameters")
 
 
-def without_a_width(until: str | None) -> Known:
-    """Of a family whose config class leaves `head_dim` null."""
-    return Known(
-        name="without head_dim, RoPE scaled by dynamic NTK, YaRN or longrope cannot be built",
-        sites=(LOADING,),
-        raises="TypeError",
-        until=until,
-        variants=("rope-dynamic-bare", "rope-yarn*-bare", "rope-longrope*-bare"),
-        link="found here: see Findings in the README",
-    )
+def _is(*kinds: type[Unscaled]) -> Callable[[Any], bool]:
+    """Of configs that scale RoPE in one of these ways."""
+    return lambda config: isinstance(config.rope.scaling, kinds)
 
+
+def _rope(raw: Raw) -> Raw:
+    return raw.get("rope_scaling") or {}
+
+
+def _original_inside(raw: Raw) -> bool:
+    return ORIGINAL in _rope(raw) and ORIGINAL not in raw
+
+
+def _original_beside(raw: Raw) -> bool:
+    return ORIGINAL in raw and ORIGINAL not in _rope(raw)
+
+
+def _no_width(raw: Raw) -> bool:
+    return raw.get("head_dim") is None
+
+
+def without_a_width(until: str | None) -> tuple[Known, ...]:
+    """Of a family whose config class leaves `head_dim` null."""
+
+    def raises(error: str, *kinds: type[Unscaled], since: str = "0", until: str | None = until) -> Known:
+        return Known(
+            name=f"without head_dim, RoPE scaled by {' or '.join(kind.__name__ for kind in kinds)} raises",
+            sites=(LOADING,),
+            since=since,
+            until=until,
+            where=_is(*kinds),
+            says=_no_width,
+            link="found here: see Findings in the README",
+            raises=error,
+        )
+
+    before = (raises("TypeError", LongRoPE, until="5.0.0"), raises("TypeError", DynamicNTK, YaRN))
+    checked = raises("StrictDataclassClassValidationError", LongRoPE, since="5.0.0")
+    return before if until == "5.0.0" else (*before, checked)
+
+
+MEASURED = "measured with 4.57.6"
 
 KNOWN = (
     Known(
@@ -154,7 +187,7 @@ KNOWN = (
         sites=("rope.cos", "rope.sin"),
         since="4.51.0",
         until="4.56.0",
-        variants=YARNS,
+        where=_is(YaRN),
         link="https://github.com/huggingface/transformers/pull/40320",
         explained="YaRN's factor replaced by max / original",
     ),
@@ -162,7 +195,7 @@ KNOWN = (
         name="YaRN ignores original_max_position_embeddings",
         sites=("rope.cos", "rope.sin"),
         until="4.51.0",
-        variants=YARNS,
+        where=_is(YaRN),
         link="no issue known",
         explained="YaRN's ramp from max_position_embeddings",
     ),
@@ -171,40 +204,46 @@ KNOWN = (
         sites=("rope.cos", "rope.sin"),
         since="4.51.0",
         until="5.0.0",
-        variants=("rope-yarn-beside",),
-        link="measured with 4.57.6",
+        where=_is(YaRN),
+        says=_original_beside,
+        link=MEASURED,
         explained="YaRN's ramp from max_position_embeddings",
     ),
     Known(
         name="longrope looks for original_max_position_embeddings beside rope_scaling alone",
         sites=("rope.cos", "rope.sin"),
         until="5.0.0",
-        variants=INSIDE,
-        link="measured with 4.57.6",
+        where=_is(LongRoPE),
+        says=lambda raw: _original_inside(raw) and "factor" in _rope(raw),
+        link=MEASURED,
         explained="longrope changes its factors, and takes its attention factor, by max_position_embeddings",
     ),
     Known(
-        name="longrope without a factor, and with the original length inside rope_scaling, cannot be built",
+        name="llama3 with the original length beside rope_scaling raises",
         sites=(LOADING,),
-        raises="TypeError",
         until="5.0.0",
-        variants=("rope-longrope-no-factor*",),
-        link="measured with 4.57.6",
-    ),
-    Known(
-        name="llama3 with the original length beside rope_scaling cannot be built",
-        sites=(LOADING,),
+        where=_is(Llama3),
+        says=_original_beside,
+        link=MEASURED,
         raises="KeyError",
-        until="5.0.0",
-        variants=("rope-llama3-beside",),
-        link="measured with 4.57.6",
     ),
     Known(
         name="rope_parameters is not read, though transformers 5 writes nothing else: neither theta nor the scaling arrives",
         sites=("rope.cos", "rope.sin"),
         until="5.0.0",
-        variants=("rope-*-parameters",),
-        link="measured with 4.57.6",
+        says=lambda raw: "rope_parameters" in raw and not {"rope_theta", "rope_scaling"} & set(raw),
+        link=MEASURED,
         explained="rope_parameters is not read",
     ),
 )
+
+WITHOUT_A_FACTOR = Known(
+    name="longrope without a factor, and with the original length inside rope_scaling, raises",
+    sites=(LOADING,),
+    until="5.0.0",
+    where=_is(LongRoPE),
+    says=lambda raw: _original_inside(raw) and "factor" not in _rope(raw),
+    link=MEASURED,
+    raises="TypeError",
+)
+"""Of all families but one, which raises for want of a factor before."""

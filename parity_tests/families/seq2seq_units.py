@@ -24,7 +24,7 @@ Feed: TypeAlias = Callable[[Call, Mapping[str, Tensor]], Arguments]
 BACKENDS = (Backend("eager"), Backend("sdpa", precisions=("f64", "f32")))
 LAYERDROP = Known(
     name="a random number is drawn for every layer in training, although none is left out",
-    sites=("dropout", "cache.training"),
+    sites=("dropout", "cache.training", "*.dropout.*"),
     until="5.0.0",
     link="measured in 4.57.6; not so in 5.24.0",
     explained="a random number is drawn for every layer in training",
@@ -50,7 +50,11 @@ def reads(*, start: int, shiftable: bool) -> Callable[[Any], Reads]:
 
     def of(config: Any) -> Reads:
         own = getattr(config, "decoder_vocab_size", config.vocab_size)
-        return Reads(vocab_size=own, positions=False, source=config.vocab_size, start=start, shiftable=shiftable)
+        reach = getattr(config, "max_positions", None)  # on either side; T5 has no last one
+        own_start = min(start, own - 1)
+        return Reads(
+            vocab_size=own, positions=False, reach=reach, source=config.vocab_size, start=own_start, shiftable=shiftable
+        )
 
     return of
 

@@ -10,12 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from fixtures import t5 as tiny
-from parity_tests.families import beside
+from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
-from parity_tests.harness.record import Arguments, Backend, Call, Deviation, Family, Known, Site, Unit, in_layers
+from parity_tests.harness.record import (
+    PUBLISHED,
+    Arguments,
+    Backend,
+    Call,
+    Deviation,
+    Family,
+    Known,
+    Site,
+    Unit,
+    in_layers,
+)
 from reference_impl.attention import MHA
 from reference_impl.models.t5 import RelativeBias, T5Config
 
@@ -156,6 +167,7 @@ FAMILY = Family(
     name="t5",
     hf_class="T5ForConditionalGeneration",
     variants=tiny.VARIANTS,
+    alone=(PUBLISHED,),
     reads=reads(start=0, shiftable=True),
     units=units,
     backends=(
@@ -169,6 +181,7 @@ FAMILY = Family(
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
     },
     beside=beside.two_sides("embedded", "norm"),
+    siblings=siblings.without_head("T5") | siblings.over_source("T5", "transformer") | siblings.encoder_alone("T5"),
     known=(
         beside.no_tuple_by_config("5.0.0"),
         *(

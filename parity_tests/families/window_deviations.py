@@ -221,14 +221,31 @@ def attention(**places: tuple[str, ...]) -> tuple[Deviation, ...]:
     return tuple(deviation for deviation in found if deviation.variants)
 
 
+
+LONGEST = 45
+"""Of the texts that are compared."""
+
+
+def within_reach(config: Any) -> bool:
+    """Of windows shorter than the longest text that is compared: of longer ones nothing shows."""
+    return config.window is not None and config.window < LONGEST
+
+
+def in_some_layers(config: Any) -> bool:
+    """Of those that not every layer has."""
+    return within_reach(config) and len(config.window_layers) < config.n_layers
+
+
 def _of_one(config: Any) -> bool:
     return config.window == 1
 
 
+_HELD = ("dynamic.steps.held", "cache.held", "cache.training")
+
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        sites=("dynamic.steps", "dynamic.steps.held", "greedy", "left-padded", "left-padded.alone", "eos"),
+        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
@@ -247,7 +264,7 @@ WINDOW_OF_ONE = (
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, which holds all",
-        sites=("dynamic.steps.held", "greedy", "left-padded.alone", "eos"),
+        sites=(*_HELD, "greedy", "left-padded.alone", "eos"),
         since="4.56.0",
         where=_of_one,
         attention=("sdpa",),

@@ -75,15 +75,20 @@ def padded(ids: Tensor, pads: Pads) -> Tensor:
     return torch.stack([(slot >= left) & (slot < ids.shape[1] - right) for left, right in pads])
 
 
+def shrunk(pads: Pads, length: int, of: int) -> Pads:
+    """Pads of rows of `of` tokens in rows that have only `length` of these, where some token stays real."""
+    return [(left * length // of, right * length // of) for left, right in pads]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reads:
     """What a model reads, and so what its batches hold.
 
     causal: token by token, over a cache if one likes, so that it generates. padding: the sides that padding may be on.
-    positions: whether they can be given; reach: there are that many, where they come from a table. types: kinds of token,
-    0 for none. memory: width of the encoder's output that it attends to. source: vocabulary of the text that an encoder of
-    its own reads, and start: the token that its answer begins with. shiftable: whether a row padded on the left is the row
-    alone; not where positions are slots.
+    positions: whether they can be given; reach: there are that many, where they come from a table, so that no text is longer,
+    and no source. types: kinds of token, 0 for none. memory: width of the encoder's output that it attends to. source:
+    vocabulary of the text that an encoder of its own reads, and start: the token that its answer begins with. shiftable:
+    whether a row padded on the left is the row alone; not where positions are slots.
     """
 
     vocab_size: int
@@ -96,6 +101,20 @@ class Reads:
     source: int = 0
     start: int = 0
     shiftable: bool = True
+
+    def within(self, length: int) -> int:
+        """As many tokens of a text as there are positions for."""
+        return length if self.reach is None else min(length, self.reach)
+
+    def room(self, length: int, n_new: int) -> tuple[int, int]:
+        """A prompt, and how many tokens it is continued by, of which all but the last are read: both shorter where these would
+        pass the last position. With a source, the prompt is that, and what is written begins with one token.
+        """
+        if self.reach is None or self.source:
+            return self.within(length), self.within(n_new)
+        if length + n_new - 1 > self.reach:
+            n_new = min(n_new, max(self.reach // 2, 1))
+        return min(length, self.reach - n_new + 1), n_new
 
     def batch(self, name: str, shape: tuple[int, int], pads: Pads | None = None, positions: Tensor | None = None) -> Batch:
         """Tokens (b, s), padded so, and whatever else this model reads beside them."""
@@ -112,14 +131,14 @@ class Reads:
 
     def _beside(self, name: str, rows: int, some_padded: bool) -> dict[str, Tensor]:
         """The encoder's side: another length, padded elsewhere."""
-        found, length = {}, 13
+        found, length = {}, self.within(13) if self.source else 13
         if self.source:
             found["source"] = tokens(f"{name}.source", (rows, length), self.source)
         if self.memory:
             found["memory"] = integers(f"memory.{name}", (rows, length, self.memory), 8) / 64
         if some_padded and (self.source or self.memory):
             pads = [(0, 4), (0, 0), (3, 0), (0, 9)][:rows]
-            real = padded(torch.zeros(rows, length), pads)
+            real = padded(torch.zeros(rows, length), shrunk(pads, length, 13))
             found["source_real" if self.source else "memory_real"] = real
         return found
 
@@ -128,20 +147,32 @@ class Reads:
         return [(a if "left" in self.padding else 0, b if "right" in self.padding else 0) for a, b in pads]
 
     def standard(self) -> list[Batch]:
-        """No mask at all; rows padded nowhere, left, right and on both sides; positions that reach far; a long one."""
-        steps = torch.arange(17) * torch.tensor([[3], [11]])
-        found = [self.batch("plain", (2, 19)), self.batch("long", (1, 45))]
+        """No mask at all; rows padded nowhere, left, right and on both sides; positions that reach far; a long one, where
+        there are positions for more than in the others.
+        """
+        length, far = self.within(23), self.within(17)
+        steps = torch.arange(far) * torch.tensor([[3], [11]])
+        found = [self.batch("plain", (2, self.within(19)))]
         if self.padding or self.source or self.memory:
-            found.insert(1, self.batch("padded", (4, 23), self._sides([(0, 0), (5, 0), (0, 7), (3, 4)])))
+            pads = shrunk([(0, 0), (5, 0), (0, 7), (3, 4)], length, 23)
+            found.append(self.batch("padded", (4, length), self._sides(pads)))
         if self.positions:
-            found.insert(-1, self.batch("strided", (2, 17), [(0, 0), (0, 0)], steps))
+            found.append(self.batch("strided", (2, far), [(0, 0), (0, 0)], steps))
+        if self.within(45) > length:
+            found.append(self.batch("long", (1, self.within(45))))
         return found
 
     def cached(self) -> list[Batch]:
         """Nineteen tokens, bare and padded on the left, short enough for every table that grows past a length."""
-        found = [self.batch("cache", (2, 19))]
+        return self.lasting(19)
+
+    def lasting(self, length: int) -> list[Batch]:
+        """Texts of so many tokens, bare and padded on the left."""
+        length = self.within(length)
+        found = [self.batch("cache", (2, length))]
         if "left" in self.padding or self.source or self.memory:
-            found.append(self.batch("cache-left", (3, 19), self._sides([(0, 0), (4, 0), (9, 0)])))
+            pads = shrunk([(0, 0), (4, 0), (9, 0)], length, 19)
+            found.append(self.batch("cache-left", (3, length), self._sides(pads)))
         return found
 
     def labels(self, batch: Batch) -> Tensor:
@@ -150,6 +181,8 @@ class Reads:
 
     def prompt(self, name: str, shape: tuple[int, int], pads: Pads | None = None) -> Batch:
         """What a text is continued from; where there is a source, the text begins with `start`, and the pads are its own."""
+        length = self.within(shape[1])
+        shape, pads = (shape[0], length), pads and shrunk(pads, length, shape[1])
         if not self.source:
             made = self.batch(name, shape, pads)
             kept = {"ids", "real", "memory", "memory_real"}  # positions follow from what is real

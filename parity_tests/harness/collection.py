@@ -24,6 +24,7 @@ from parity_tests.harness.points import (
 )
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
+from parity_tests.harness.siblings import siblings_of
 
 
 def options_of(config: pytest.Config) -> Options:
@@ -89,9 +90,16 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             found = [case for case in found if hasattr(config_of(case), field.args[0])]
         if metafunc.definition.get_closest_marker("causal"):
             found = [case for case in found if case.record.reads(config_of(case)).causal]
+        if metafunc.definition.get_closest_marker("first"):
+            of_text = [case for case in found if not case.record.reads(config_of(case)).memory]
+            first = {case.family: case.variant for case in reversed(of_text)}
+            found = [case for case in of_text if case.variant == first[case.family]]
         if "kind" in metafunc.fixturenames:
             pairs = [(case, kind) for case in found for kind in case.record.caches]
             metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
+        elif "sibling" in metafunc.fixturenames:
+            pairs = [(case, name) for case in found for name in siblings_of(case)]
+            metafunc.parametrize(("case", "sibling"), pairs, ids=[f"{case}-{name}" for case, name in pairs])
         else:
             metafunc.parametrize("case", found, ids=map(str, found))
 

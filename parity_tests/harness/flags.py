@@ -12,14 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from parity_tests.families import FAMILIES
-from parity_tests.harness import hf
+from parity_tests.harness import hf, settings
 from parity_tests.harness.record import Family
 
 INERT = {
     "who wrote the file, and how it is stored": "_name_or_path architectures model_type transformers_version *dtype prefix",
     "tokens, which the caller passes": "*_token_id tokenizer_class",
-    "generation": "max_length min_length do_sample num_beam* temperature top_k top_p typical_p *_penalty *no_repeat_ngram_size "
-    "num_return_sequences bad_words_ids *suppress_tokens early_stopping remove_invalid_values forced_*_token_id",
     "what a call returns": "use_cache output_* return_dict*",
     "heads of other tasks, and their labels": "id2label label2id problem_type finetuning_task task_specific_params "
     "classifier_dropout summary_*",
@@ -56,7 +54,8 @@ def config_class(family: Family) -> Any:
 def reason_for(family: Family, name: str) -> str:
     """Why a field need not be varied; "" when nothing says so."""
     patterns = [(pattern, reason) for reason, patterns in INERT.items() for pattern in patterns.split()]
-    return next((reason for pattern, reason in (*family.inert.items(), *patterns) if fnmatchcase(name, pattern)), "")
+    found = (reason for pattern, reason in (*family.inert.items(), *patterns) if fnmatchcase(name, pattern))
+    return next(found, "") or settings.reason_for(name)
 
 
 def fields_of(family: Family) -> list[Field]:

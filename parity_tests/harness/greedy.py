@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from parity_tests.harness import hf, ours
@@ -10,23 +12,32 @@ from parity_tests.harness.case import Case, twin
 from parity_tests.harness.known import expected
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.shapes import unchecked
-from reference_impl.generation import generate_greedy
+from reference_impl.generation import generate
+from reference_impl.generation_settings import Settings
 
 
-def generate_both(
-    case: Case, prompt: Batch, n_new: int, *, eos: int | None = None, read: int = 0
-) -> tuple[Tensor, Tensor]:
-    """transformers' and the reference's continuation (b, n_new) of a prompt; shorter when every row met `eos`.
+def their_continuation(case: Case, prompt: Batch, n_new: int, *, eos: int | None = None, read: int = 0) -> Tensor:
+    """transformers' continuation (b, n_new) of a prompt; shorter when every row met `eos`.
 
-    read: transformers is given a cache of so many tokens of the prompt.
+    read: it is given a cache of so many tokens of the prompt.
     """
-    model = expected(case)
+    settings = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}
+    return hf.generate(twin(case), case.precision, prompt, n_new, read=read, **settings).sequences
 
-    def mine() -> Tensor:
+
+def my_continuation(model: Any, prompt: Batch, n_new: int, *, eos: int | None = None, read: int = 0) -> Tensor:
+    """The same by the reference, or by one that departs from it."""
+    ending = Settings() if eos is None else Settings(eos_token_id=(eos,), pad_token_id=eos)
+
+    def make() -> Tensor:
         with unchecked():
-            return generate_greedy(model, **ours.cast(model, prompt.inputs), n_new=n_new, eos=() if eos is None else (eos,))
+            given = ours.cast(model, prompt.inputs)
+            return generate(model, **given, n_new=n_new, settings=ending, first=read).tokens
 
-    key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos)
-    options = {} if eos is None else {"eos_token_id": eos, "pad_token_id": eos}
-    theirs = hf.generate(twin(case), case.precision, prompt, n_new, read=read, **options)
-    return theirs, of_model(model, key, mine)
+    key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos, read)
+    return of_model(model, key, make)
+
+
+def generate_both(case: Case, prompt: Batch, n_new: int) -> tuple[Tensor, Tensor]:
+    """transformers' continuation, and what is expected of it."""
+    return their_continuation(case, prompt, n_new), my_continuation(expected(case), prompt, n_new)

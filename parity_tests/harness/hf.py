@@ -63,10 +63,12 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-        # A model class by itself does not look into the file for its config in every release; AutoConfig does.
-        where["config"] = transformers.AutoConfig.from_pretrained(**where)
     options = {dtype_name: loaded_as(precision), "attn_implementation": backend.attention} | _experts(backend.experts, precision)
+    if "generation_config" in inspect.getsource(transformers.PreTrainedModel.from_pretrained):
+        options["generation_config"] = no_settings()  # the file's own may be one that a release refuses
     try:
+        if source.is_file():  # a model class does not look into the file for its config in every release; AutoConfig does
+            where["config"] = transformers.AutoConfig.from_pretrained(**where)
         model, told = getattr(transformers, hf_class).from_pretrained(
             **where, **options, local_files_only=True, output_loading_info=True
         )
@@ -305,6 +307,13 @@ def _of_this_call(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, 
     return found
 
 
+def call(model: nn.Module, precision: str, given: Mapping[str, Any], *, gradients: bool = False) -> Any:
+    """A forward with arguments under transformers' names, under the lens where the precision asks for it."""
+    _check_devices(model, given)
+    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
+        return model(**given)
+
+
 def run(
     model: nn.Module,
     precision: str,
@@ -323,9 +332,7 @@ def run(
         given[next(name for name in CACHES if takes(model, name))] = cache
     if getattr(model, "_is_stateful", False):
         given |= _of_this_call(model, inputs, given, cache)
-    _check_devices(model, given)
-    with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
-        output = model(**given)
+    output = call(model, precision, given, gradients=gradients)
     held = cache_of(output)
     if hasattr(held, "ssm_states") and "ids" in inputs:  # what does not count its tokens
         held.tokens_read = getattr(held, "tokens_read", 0) + inputs["ids"].shape[1]
@@ -334,30 +341,43 @@ def run(
     return output
 
 
-def generate(model: Any, precision: str, prompt: Batch, n_new: int, *, read: int = 0, **options: Any) -> Tensor:
-    """Greedy continuation (b, n_new) by transformers' own generate; of a source, without the token that it starts from.
+def no_settings() -> Any:
+    """transformers' settings of generation where none is given."""
+    return transformers.GenerationConfig()
+
+
+@contextmanager
+def nothing_of_its_own(model: Any) -> Iterator[None]:
+    """No setting of the file's generation_config.json, nor of its config.json, is taken over where ours leaves one open."""
+    own, model.generation_config = model.generation_config, no_settings()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def generate(model: Any, precision: str, prompt: Batch, n_new: int, *, read: int = 0, **settings: Any) -> Any:
+    """transformers' own generate, greedy unless `settings` say otherwise, under these settings and no others. Returns all that
+    it returns; its `sequences` (b, n) without the prompt.
 
     read: so many tokens of the prompt were read before, and generate is given the cache that they left.
     """
     forget(model)
+    given: dict[str, Any] = {}
     if read:
         before = {name: x[:, :read] if name in ("ids", "real") else x for name, x in prompt.inputs.items()}
-        name = next(name for name in CACHES if takes(model, name))
-        options = {name: cache_of(run(model, precision, before)), **options}
-    given: dict[str, Any] = named(model, {name: x for name, x in prompt.inputs.items() if name in ("ids", "real")})
-    given.setdefault("attention_mask", torch.ones_like(prompt.inputs["ids"]))
+        given = {next(name for name in CACHES if takes(model, name)): cache_of(run(model, precision, before))}
+    given |= named(model, {name: x for name, x in prompt.inputs.items() if name != "positions"})
+    given.setdefault("attention_mask", torch.ones_like(prompt.inputs["ids" if prompt.source is None else "source"]))
+    ours: dict[str, Any] = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "return_dict_in_generate": True}
     if prompt.source is not None:
-        start = int(prompt.inputs["ids"][0, 0])
-        given = named(model, {name: x for name, x in prompt.inputs.items() if name.startswith("source")})
-        given.setdefault("attention_mask", torch.ones_like(prompt.source))
-        given["decoder_start_token_id"] = start
-    memory = {name: x for name, x in prompt.inputs.items() if name.startswith("memory")}
-    given |= named(model, memory)
+        ours["decoder_start_token_id"] = int(prompt.inputs["ids"][0, 0])
     _check_devices(model, given)
-    settings = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "eos_token_id": None} | options
-    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes():
-        out = model.generate(**given, generation_config=None, **settings)
-    return out[:, prompt.length :]
+    chosen = transformers.GenerationConfig(**(ours | settings))
+    with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes(), nothing_of_its_own(model):
+        out = model.generate(**given, generation_config=chosen)
+    out.sequences = out.sequences[:, prompt.length :]
+    return out
 
 
 def _cloned(value: Any) -> Any:

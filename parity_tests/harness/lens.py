@@ -34,6 +34,9 @@ class Lens(TorchFunctionMode):
             func = Tensor.double
         if not _SAYS_A_DTYPE.isdisjoint(map(type, args)):  # asked of every operation, so it has to be quick
             args = [torch.float64 if _is_float32(arg) else arg for arg in args]
+        if func is torch.tensor and not (kwargs and kwargs.get("dtype")):  # of Python's floats, which it rounds unasked
+            made = func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}) | {"dtype": torch.float64}) if made.dtype == torch.float32 else made
         if not kwargs:
             return func(*args)
         if not _SAYS_A_DTYPE.isdisjoint(map(type, kwargs.values())):

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 from torch import Tensor, nn
 
-from parity_tests.harness.batches import Reads
+from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.names import kind_of
 
@@ -248,6 +248,10 @@ class Alone:
         return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
 
+PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer", "model", "cache", "generation"))
+"""Configs that leave everything to the defaults but the sizes, and those that their makers published."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What a forward gives beside logits: a tensor, or a tuple with one a layer, and where the reference has them.
@@ -264,6 +268,58 @@ class Beside:
     alone: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fed:
+    """What both sides are given, `mine` by the reference's names and `theirs` by transformers', there with so many choices a
+    row.
+    """
+
+    mine: Mapping[str, Tensor]
+    theirs: Mapping[str, Tensor]
+    choices: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a head is for. gives: its outputs by transformers' names, of what the head gives and of the batch.
+
+    labels: what there is to learn, by transformers' names, in each way that it tells apart. loss: of a way, outputs, labels.
+    over_padding: the loss is of padding too, whose vectors are undefined, so that it is compared without any.
+    """
+
+    gives: Callable[[Tensor], Mapping[str, Tensor]]
+    labels: Callable[[Batch, Mapping[str, Tensor]], Mapping[str, Mapping[str, Tensor]]] = lambda batch, out: {}
+    loss: Callable[[str, Mapping[str, Tensor], Mapping[str, Tensor]], Tensor] | None = None
+    over_padding: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sibling:
+    """Another class that transformers has for a family: a part of the reference's model runs, what a module of it gives is
+    picked from, and a head lies on that.
+
+    feed: what they read, of a batch and of transformers' config. part: the module that runs, "" for all. site: the module
+    that is read, of that part; `{last}` is the last layer. also: further outputs, and their modules. pick: of the module's
+    output, the batch and what was fed. head: of the reference's config and the number of labels, or the path of a module that
+    the reference has; None: what was picked is given. tensors: by the head's layers, transformers' names of them. copies:
+    tensors that the file needs once more, and their first names. under: what stands before the trunk's names in the file,
+    where the class says another. variant: whose checkpoint lends the trunk, "" for the first.
+    """
+
+    task: Task
+    feed: Callable[[Batch, Any], Fed]
+    site: str
+    part: str = ""
+    also: Mapping[str, str] = field(default_factory=dict)
+    pick: Callable[[Tensor, Batch, Fed], Tensor] = lambda y, batch, fed: y
+    head: Callable[[Any, int], nn.Module] | str | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    n_labels: tuple[int, ...] = (3,)
+    under: str = ""
+    variant: str = ""
+
+
 def reads_text(config: Any) -> Reads:
     """What a decoder-only model with rotary positions reads."""
     return Reads(vocab_size=config.vocab_size)
@@ -276,9 +332,9 @@ class Family:
     hf_class: of checkpoints whose config.json names none of the installed release's classes. variants: config.json files by
     name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
     caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
-    beside: what a forward gives beside logits. rows: what the seeds describe that the whole family shows. inert: fields of
-    transformers' config that change no number of a forward, with the reason; `*` stands for anything. alone: the variants
-    that are there for one thing.
+    beside: what a forward gives beside logits. siblings: its other classes, or why one is not compared. rows: what the seeds
+    describe that the whole family shows. inert: fields of transformers' config that change no number of a forward, with the
+    reason; `*` stands for anything. alone: the variants that are there for one thing.
     """
 
     name: str
@@ -291,6 +347,7 @@ class Family:
     holds: tuple[str, ...] = ("b g t e", "b g t e", "b g m e", "b g m e")
     backends: tuple[Backend, ...] = (Backend("eager"), Backend("sdpa"))
     beside: tuple[Beside, ...] = ()
+    siblings: Mapping[str, Sibling | str] = field(default_factory=dict)
     known: tuple[Known, ...] = ()
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)

@@ -52,6 +52,9 @@ class Recorder:
         """The comparison of a case; where the installed transformers lacks it, that is recorded and the test skipped. Where
         it raises, that is judged once, and every other site of the case is not covered.
         """
+        if case.trained and (note := cannot_hold(case.source, hf.loaded_as(case.precision))):
+            self.keep(case, mode, site, not_covered(note))
+            pytest.skip(f"not covered: {note}")
         try:
             if (left := hf.left_random(twin(case))) and known.excuse(case, LOADING, refused("")) is not None:
                 raise hf.Crashed(f"transformers leaves {', '.join(left)} random", stage=LOADING)
@@ -112,7 +115,8 @@ class Recorder:
     def still(self, difference: Known, run: Run, kind: str) -> None:
         """A known difference must show at this kind of site, alone or in place."""
         shown = any(outcome.verdict == "known" and kind_of(site) == kind for (_, site), outcome in run.outcomes.items())
-        if not shown and known.must_show(run.case, kind) is difference:
+        alive = difference.explained is None or run.departs_at(kind)
+        if not shown and alive and known.must_show(run.case, kind) is difference:
             self._no_longer(run.case, kind, difference)
 
     def _no_longer(self, case: Case, site: str, difference: Known) -> NoReturn:

@@ -193,6 +193,16 @@ class Run:
         excuses = {(mode, name): known.excuse(self.case, name, outcome) for (mode, name), outcome in wrong.items()}
         return {place: wrong[place].known(excuse.note) for place, excuse in excuses.items() if excuse is not None}
 
+    @cached_property
+    def undeparted(self) -> Run:
+        """The same transformers run, against the reference without the departures that are known."""
+        return self.against(self.plain, self.plain_oracle)
+
+    def departs_at(self, kind: str) -> bool:
+        """Whether what is known changes anything at a kind of site, on these inputs."""
+        pairs = ((a.mine, b.mine) for a, b in zip(self.traces, self.undeparted.traces, strict=True))
+        return any(not torch.equal(a[name], b[name]) for a, b in pairs for name in a if kind_of(name) == kind)
+
     def _explained(self, found: Outcomes) -> Outcomes:
         """What agrees with the departures that transformers is known for, and without them would not, at their own sites."""
         names = [unit.site_name(site) for unit in self.units for site in unit.sites]
@@ -200,11 +210,10 @@ class Run:
         own = {name: difference.note for name, difference in explained.items() if difference is not None}
         if not own:
             return {}
-        plain = self.against(self.plain, self.plain_oracle)
         units = [unit for unit in self.units if any(unit.site_name(site) in own for site in unit.sites)]
         return {
             (mode, name): outcome.known(own[name])
-            for (mode, name), outcome in plain._outcomes(units).items()
+            for (mode, name), outcome in self.undeparted._outcomes(units).items()
             if name in own and outcome.verdict == "differs" and found[mode, name].verdict == "same"
         }
 

@@ -15,6 +15,16 @@ SCHEDULES = {"steps": (14, *[1] * 5), "chunks": (8, 6, 5), "pass": (19,)}
 """How many tokens go in at each call: a prompt and single steps; several at once on a cache; everything at once."""
 
 
+def fitting(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """A schedule for so many tokens: its largest pieces get smaller, and where all are of one token there are fewer."""
+    found = list(sizes)
+    while sum(found) > length:
+        largest = max(range(len(found)), key=found.__getitem__)
+        found[largest] -= 1
+        found = [size for size in found if size]
+    return tuple(found)
+
+
 PIECED = ("ids", "positions", "types")
 """Inputs that go in piece by piece; the others are given at every call, whole."""
 
@@ -34,7 +44,7 @@ def read_ours(model: Any, batch: Batch, sizes: tuple[int, ...]) -> tuple[Tensor,
     """The reference's logits (b, s, v) for all tokens, and its cache."""
     cache = ours.new_cache(model)
     with torch.no_grad(), unchecked():
-        logits = [ours.read(model, piece, cache) for piece in pieces(batch, sizes)]
+        logits = [ours.read(model, piece, cache) for piece in pieces(batch, fitting(sizes, batch.length))]
     return torch.cat(logits, 1), cache
 
 
@@ -43,9 +53,11 @@ def read_theirs(
 ) -> tuple[Tensor, Any]:
     """transformers' logits (b, s, v) for all tokens, and its cache: the one it makes by itself, or a static one."""
     hf.forget(model)
-    cache = hf.static_cache(model, batch.rows, batch.length + 3) if static else None
+    positions = getattr(model.config, "max_position_embeddings", None) or batch.length + 3
+    room = max(batch.length, min(batch.length + 3, positions))  # for more tokens than these, but for none without a position
+    cache = hf.static_cache(model, batch.rows, room) if static else None
     logits = []
-    for piece in pieces(batch, sizes):
+    for piece in pieces(batch, fitting(sizes, batch.length)):
         output = hf.run(model, precision, piece, cache=cache)
         cache = hf.cache_of(output)
         if output.logits.shape[:2] != piece["ids"].shape:
