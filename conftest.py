@@ -1,4 +1,4 @@
-"""pytest's side of the suite: options, the header, cases generated from the family records, the report.
+"""pytest's side of the suite: the header, cases generated from the family records, the report.
 
 Shape checking of the reference is switched on here. What takes long to import is imported where it is used, since xdist's
 controller uses none of it.
@@ -14,35 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parity_tests import plugin
 from parity_tests.harness import report, rows
-from parity_tests.harness.names import PRECISIONS
 from parity_tests.harness.report import Result
 
 if TYPE_CHECKING:
     from parity_tests.harness.recorder import Recorder
 
-RECORDS = Path(__file__).parent / "parity_tests" / "families"
+if Path(__file__).parent != plugin.CHECKOUT:
+    raise pytest.UsageError(f"parity_tests is installed from {plugin.CHECKOUT}; here say python -m pytest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    families = sorted(path.stem for path in RECORDS.glob("*.py") if "\nFAMILY = " in path.read_text())
-    group = parser.getgroup("parity", "hf-parity: what to compare")
-    group.addoption("--family", action="append", choices=families, help="only this family (repeatable)")
-    group.addoption("--precision", action="append", choices=PRECISIONS, help="only this precision (repeatable)")
-    group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
-    group.addoption("--experts", action="append", help="only this way to run experts: eager, batched_mm, grouped_mm")
-    group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
-    group.addoption(
-        "--checkpoint",
-        action="append",
-        type=Path,
-        metavar="PATH",
-        help="only this checkpoint: an HF folder or a GGUF file (repeatable)",
-    )
-    group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
-    group.addoption("--no-shapes", action="store_true", help="do not check the shapes inside the reference (faster)")
-    group.addoption("--rows", action="store_true", help="print which tests show which row of the seeds; each needs one")
-    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
+    plugin.add_options(parser)
 
 
 def is_controller(config: pytest.Config) -> bool:
@@ -51,14 +35,16 @@ def is_controller(config: pytest.Config) -> bool:
 
 
 def examine_checkpoints(config: pytest.Config) -> None:
-    """What cannot be verified is refused once, here and not in xdist's workers, and the others are compared. Where nothing is
-    left, nothing else is imported.
+    """What cannot be verified is refused once, here and not in xdist's workers, and the others are compared, wherever in the
+    checkout pytest was called. Where nothing is left, nothing else is imported.
     """
     from fixtures.real import FetchError
     from parity_tests.harness.checkpoints import REFUSED, asked_for, refusals
 
-    if hasattr(config, "workerinput"):
-        config.stash[REFUSED] = {Path(path): why for path, why in config.workerinput["refused"].items()}
+    if config.option.checkpoint and config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+        config.args = [str(plugin.CHECKOUT / path) for path in config.getini("testpaths")]
+    if (given := getattr(config, "workerinput", None)) is not None:
+        config.stash[REFUSED] = {Path(path): why for path, why in given["refused"].items()}
         return
     try:
         paths = asked_for(config.option.checkpoint, config.option.trained)
@@ -201,7 +187,7 @@ class Verdict:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A row that no test shows fails the suite; a checkpoint that was refused is an error of usage, if there is no other."""
+        """A row that no test shows fails the suite. A checkpoint that was refused: an error of usage."""
         handed_over: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
             handed_over |= {"results": [astuple(result) for result in self.results], "rows": self.rows}

@@ -19,7 +19,6 @@ from weight_mapping.config import read_config
 from weight_mapping.container import Checkpoint
 from weight_mapping.loading import plan_for
 
-
 REFUSED = pytest.StashKey[dict[Path, str]]()
 """Those that were asked for and cannot be verified, each with the sentence that says why."""
 
@@ -58,8 +57,8 @@ def cannot_hold(path: Path, dtype: torch.dtype) -> str | None:
     checkpoint, most = open_checkpoint(path), torch.finfo(dtype).max
     if all(torch.finfo(checkpoint.dtype(name)).max <= most for name in _floats(checkpoint)):
         return None
-    name = str(dtype).removeprefix("torch.")
-    return _told(checkpoint, lambda x: x.to(dtype).isinf(), f"beyond {name}", "the file is sound, and this precision too narrow")
+    beyond = f"beyond {dtype}".replace("torch.", "")
+    return _told(checkpoint, lambda x: x.to(dtype).isinf(), beyond, "the file is sound, and this precision too narrow")
 
 
 def _floats(checkpoint: Checkpoint) -> Iterator[str]:
@@ -81,5 +80,5 @@ def _told(checkpoint: Checkpoint, wrong: Callable[[Tensor], Tensor], are: str, s
             what = f"{n} of its values are" if n > 1 else "one of its values is"
             value = float(tensor[tuple(place)])
             first = first or f"{checkpoint.file(name)}: in tensor {name!r} {what} {are}, {value:g} at {place} first"
-    more = f", and {others} other tensors have such" if others else ""
+    more = f" (in {others + 1} tensors)" if others else ""
     return f"{first}{more}; {so}" if first else None

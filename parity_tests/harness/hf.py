@@ -63,7 +63,8 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    options = {dtype_name: loaded_as(precision), "attn_implementation": backend.attention} | _experts(backend.experts, precision)
+    options: dict[str, Any] = {dtype_name: loaded_as(precision), "attn_implementation": backend.attention}
+    options |= _experts(backend.experts, precision)
     if "generation_config" in inspect.getsource(transformers.PreTrainedModel.from_pretrained):
         options["generation_config"] = no_settings()  # the file's own may be one that a release refuses
     try:
