@@ -1,6 +1,5 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +25,6 @@ def is_sparse(config: Any, layer: int) -> bool:
 
 STATIC = ("static.steps", "static.chunks")
 HELD = ("dynamic.steps.held", "dynamic.chunks.held")
-DYNAMIC = (
-    *("dynamic.steps", "dynamic.chunks", *HELD, "greedy", "prefilled"),
-    *("left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
-)
 
 
 def of_several(config: Any) -> bool:
@@ -37,16 +32,41 @@ def of_several(config: Any) -> bool:
     return windows.within_reach(config) and config.window > 1
 
 
-def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
-    """A dynamic cache keeps everything when the window is one token, and then all but what it holds is right."""
-    return Known(
-        name="over a cache, the mask counts from the first token, and the cache from the first that it still holds",
-        sites=sites,
+OVER_A_CACHE = (
+    Known(
+        name="a cache forgets in the layers that layer_types says, and the mask has the window in all",
+        sites=("dynamic.steps.held",),
         until="5.0.0",
-        where=where,
+        where=lambda config: of_several(config) and windows.in_some_layers(config),
+        says=lambda raw: "layer_types" in raw,
+        link=scalings.MEASURED,
+        explained=windows.CACHE_AS_SAID.name,
+    ),
+    Known(
+        name=windows.FIRST_COLUMNS.name,
+        sites=("dynamic.steps",),
+        until="5.0.0",
+        where=of_several,
+        link=scalings.MEASURED,
+        explained=windows.FIRST_COLUMNS.name,
+    ),
+    Known(
+        name="a static cache is as long as the window, and the mask as the text",
+        sites=STATIC,
+        until="5.0.0",
+        where=of_several,
+        link=scalings.MEASURED,
+        raises="RuntimeError",
+    ),
+    Known(
+        name="the cache of a window of one token keeps all keys, which the mask then hides",
+        sites=(*STATIC, *HELD),
+        until="5.0.0",
+        where=lambda config: config.window == 1,
         link=scalings.MEASURED,
         unexplained="the reference has one count of places, which masks and caches share",
-    )
+    ),
+)
 
 
 FAMILY = Family(
@@ -67,6 +87,7 @@ FAMILY = Family(
     beside=beside.MIXTURE,
     siblings=siblings.decoders("Qwen2Moe"),
     known=(
+        *OVER_A_CACHE,  # before what is known of the mask, as the cache is made by what the config says
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
@@ -106,17 +127,7 @@ FAMILY = Family(
             link="no issue known",
             explained="every layer has the window",
         ),
-        over_a_cache(*DYNAMIC, where=of_several),
-        Known(
-            name="a static cache is as long as the window, and the mask as the text",
-            sites=STATIC,
-            until="5.0.0",
-            where=of_several,
-            link=scalings.MEASURED,
-            raises="RuntimeError",
-        ),
         *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
-        over_a_cache(*STATIC, *HELD, where=lambda config: config.window == 1),
     ),
     deviations=(
         *shared.RMS_NORM,
@@ -127,6 +138,8 @@ FAMILY = Family(
         *shared.MASK,
         *windows.windows(("window", "every-4")),
         windows.OF_ONE,
+        windows.FIRST_COLUMNS,
+        windows.CACHE_AS_SAID,
         OTHERS,
         EVERY,
         *shared.gated_ffn(("steps", "window")),

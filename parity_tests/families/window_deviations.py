@@ -72,6 +72,23 @@ def _one_key_short(model: Decoder) -> None:
     model.new_cache = lambda: KVCache(len(shorter), windows=shorter)
 
 
+def _first_columns(module: Attention) -> None:
+    """A mask of all tokens, laid over keys of which the first are gone, as if the last were."""
+    forward = module.forward
+
+    def misaligned(x: Tensor, rope: Any, visible: Tensor, cache: LayerCache | None = None) -> Tensor:
+        kept = 0 if cache is None or cache.keys is None else cache.keys.shape[-2]
+        return forward(x, rope, visible[..., : kept + x.shape[1]], cache)
+
+    module.forward = misaligned
+
+
+def _cache_as_said(model: Decoder) -> None:
+    """By itself the same; in front of a departure of the windows it leaves the cache alone."""
+    windows = list(model.windows)
+    model.new_cache = lambda: KVCache(len(windows), windows=windows)
+
+
 def _everything_in_steps(model: Decoder) -> None:
     """Layers with a window of one keep all keys, and the mask of a single token, one key wide, lets it see them all."""
     windows, layers = model.windows, list(model.layers)
@@ -81,6 +98,18 @@ def _everything_in_steps(model: Decoder) -> None:
             layer.mask.forward = lambda visible: torch.ones_like(visible) if visible.shape[-2] == 1 else visible
 
 
+FIRST_COLUMNS = Deviation(
+    name="the mask counts from the first token, and the cache from the first that it still holds",
+    site="cache",
+    apply=each(Attention, _first_columns),
+    variants=("window", "every-4"),
+)
+CACHE_AS_SAID = Deviation(
+    name="a cache forgets in the layers that the config says, wherever the mask has a window",
+    site="cache",
+    apply=each(Decoder, _cache_as_said),
+    variants=(),
+)
 OF_ONE = Deviation(
     name="a window of one token is forgotten in steps",
     site="cache",
