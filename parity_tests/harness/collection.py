@@ -24,6 +24,7 @@ from parity_tests.harness.points import (
 )
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
+from parity_tests.harness.schedules import at_edges
 from parity_tests.harness.siblings import siblings_of
 
 
@@ -94,7 +95,10 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             of_text = [case for case in found if not case.record.reads(config_of(case)).memory]
             first = {case.family: case.variant for case in reversed(of_text)}
             found = [case for case in of_text if case.variant == first[case.family]]
-        if "kind" in metafunc.fixturenames:
+        if "edge" in metafunc.fixturenames:
+            edges = [(c, kind, edge) for c in found for kind in c.record.caches for edge in at_edges(config_of(c))]
+            metafunc.parametrize(("case", "kind", "edge"), edges, ids=["-".join(map(str, edge)) for edge in edges])
+        elif "kind" in metafunc.fixturenames:
             pairs = [(case, kind) for case in found for kind in case.record.caches]
             metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
         elif "sibling" in metafunc.fixturenames:

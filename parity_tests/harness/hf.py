@@ -200,7 +200,7 @@ WITH_SOURCE = {
 
 def keeps_a_cache(model: Any) -> bool:
     """Whether a model keeps keys and values, and not a state."""
-    return takes(model, "cache") or takes(model, "past_key_values")
+    return (takes(model, "cache") or takes(model, "past_key_values")) and not getattr(model, "_is_stateful", False)
 
 
 def takes(model: Any, name: str) -> bool:
