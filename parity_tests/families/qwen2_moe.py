@@ -12,7 +12,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, LOADING, PUBLISHED, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, CONFIG_ALONE, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -39,6 +39,19 @@ def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
         where=where,
         link=scalings.MEASURED,
         unexplained="the reference has one count of places, which masks and caches share",
+    )
+
+
+def counted(*sites: str, where: Callable[[Any], bool]) -> Known:
+    """What the config itself says of max_window_layers."""
+    return Known(
+        name="max_window_layers counts the layers with a window, and layer_types says so",
+        sites=sites,
+        since="5.0.0",
+        where=where,
+        says=lambda raw: "layer_types" not in raw,
+        link="no issue known",
+        unexplained=CONFIG_ALONE,
     )
 
 
@@ -83,6 +96,8 @@ FAMILY = Family(
             link="no issue known",
             explained="the other layers have the window",
         ),
+        counted("config.window_layers", where=lambda config: bool(config.window_layers)),
+        counted("config.window", where=lambda config: len(config.window_layers) == config.n_layers),  # and so it has none
         Known(
             name="several texts in one row see each other",
             sites=("packed.bare",),
