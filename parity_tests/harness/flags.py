@@ -17,7 +17,7 @@ from parity_tests.harness import hf, settings
 from parity_tests.harness.initial import SAID
 from parity_tests.harness.record import Family
 
-REFUSED: Mapping[str, object] = {
+REFUSED: Mapping[str, Any] = {
     "pruned_heads": {"0": [0]},
     "cross_attention_hidden_size": 12,
     "tie_encoder_decoder": True,
