@@ -11,7 +11,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, LOADING, PUBLISHED, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, CONFIG_ALONE, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -69,6 +69,19 @@ OVER_A_CACHE = (
 )
 
 
+def counted(*sites: str, where: Callable[[Any], bool]) -> Known:
+    """What the config itself says of max_window_layers."""
+    return Known(
+        name="max_window_layers counts the layers with a window, and layer_types says so",
+        sites=sites,
+        since="5.0.0",
+        where=where,
+        says=lambda raw: "layer_types" not in raw,
+        link="no issue known",
+        unexplained=CONFIG_ALONE,
+    )
+
+
 FAMILY = Family(
     name="qwen2_moe",
     hf_class="Qwen2MoeForCausalLM",
@@ -111,6 +124,8 @@ FAMILY = Family(
             link="no issue known",
             explained="the other layers have the window",
         ),
+        counted("config.window_layers", where=lambda config: bool(config.window_layers)),
+        counted("config.window", where=lambda config: len(config.window_layers) == config.n_layers),  # and so it has none
         Known(
             name="several texts in one row see each other",
             sites=("packed.bare",),

@@ -23,7 +23,7 @@ Windows = list[int | None]
 ALONE = Alone(
     variants=("every-*",),
     sites=("mask", "attn.probs", "attn", "logits"),
-    levels=("block", "model", "cache", "generation"),
+    levels=("config", "block", "model", "cache", "generation"),
 )
 """A window shows in the mask, and in what a cache still holds."""
 

@@ -27,9 +27,17 @@ if TYPE_CHECKING:
     from parity_tests.harness.compare import Outcome
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
-LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes", "initial")
+LEVELS = (
+    *("config", "block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes"),
+    "initial",
+)
 SHORT = {
-    "generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways", "outputs": "out.",
+    "config": "conf.",
+    "generation": "gen.",
+    "training": "train.",
+    "invariant": "inv.",
+    "ways in": "ways",
+    "outputs": "out.",
     "initial": "init.",
 }
 ONE_PASS = ("block", "layer", "model")
