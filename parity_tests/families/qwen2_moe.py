@@ -1,6 +1,6 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,22 +25,78 @@ def is_sparse(config: Any, layer: int) -> bool:
 
 
 CACHES = (
-    *("dynamic.steps", "dynamic.chunks", "static.steps", "static.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
+    *("dynamic.steps", "dynamic.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
     *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
 )
 
 
-def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
-    """A dynamic cache keeps everything when the window is one token, and then all but what it holds is right."""
-    return Known(
-        name="over a cache, the mask counts from the first token, and the cache from the first that it still holds",
-        sites=sites,
-        until="5.0.0",
-        where=where,
-        link=scalings.MEASURED,
-        unexplained="the reference has one count of places, which masks and caches share",
-    )
+def _several(config: Any) -> bool:
+    return windows.within_reach(config) and config.window > 1
 
+
+def _with_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" in raw
+
+
+def _without_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" not in raw
+
+
+def _one(config: Any) -> bool:
+    return config.window == 1
+
+
+def _static(name: str, *schedules: str, where: Callable[[Any], bool], **how: Any) -> Known:
+    sites = tuple(f"static.{schedule}" for schedule in schedules)
+    return Known(name=name, sites=sites, until="5.0.0", where=where, link=scalings.MEASURED, **how)
+
+
+NO_ROOM = "a prompt longer than the window does not fit the mask that a static cache is given"
+AS_WIDE = "a static cache is as wide as the window, and its mask as if it were not"
+OVER_A_CACHE = (
+    *(
+        Known(
+            name=deviation.name,
+            sites=(*CACHES, *windows.AT_THE_EDGE),
+            until="5.0.0",
+            where=_several,
+            says=says,
+            link=scalings.MEASURED,
+            explained=deviation.name,
+            local=True,  # a static cache has its own
+        )
+        for deviation, says in zip(windows.FROM_THE_FIRST, (_without_layer_types, _with_layer_types), strict=True)
+    ),
+    Known(
+        name="a dynamic cache of a window of one token holds everything, which the mask hides",
+        sites=("dynamic.steps.held", "dynamic.chunks.held"),
+        until="5.0.0",
+        where=_one,
+        link=scalings.MEASURED,
+        unexplained="no result depends on it",
+    ),
+    _static(NO_ROOM, "steps", "chunks", "window.above", "window.across", where=_several, raises="RuntimeError"),
+    _static(
+        NO_ROOM,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_with_layer_types,
+        raises="RuntimeError",
+    ),
+    _static(
+        AS_WIDE,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_without_layer_types,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+    _static(
+        AS_WIDE,
+        *("steps", "chunks", "window.above", "window.across"),
+        where=_one,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+)
 
 FAMILY = Family(
     name="qwen2_moe",
@@ -79,7 +135,7 @@ FAMILY = Family(
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,
-            says=lambda raw: "layer_types" not in raw,
+            says=_without_layer_types,
             link="no issue known",
             explained="the other layers have the window",
         ),
@@ -99,9 +155,8 @@ FAMILY = Family(
             link="no issue known",
             explained="every layer has the window",
         ),
-        over_a_cache(*CACHES, where=lambda config: windows.within_reach(config) and config.window > 1),
-        *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
-        over_a_cache(*CACHES[2:6], where=lambda config: config.window == 1),
+        *OVER_A_CACHE,
+        *(replace(known, since="5.0.0", says=_with_layer_types) for known in windows.WINDOW_OF_ONE),
     ),
     deviations=(
         *shared.RMS_NORM,
@@ -114,6 +169,7 @@ FAMILY = Family(
         windows.OF_ONE,
         OTHERS,
         EVERY,
+        *windows.FROM_THE_FIRST,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "bare"), some=("base", "window", "bare"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),
