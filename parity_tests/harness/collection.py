@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from parity_tests.families import FAMILIES
+from parity_tests.harness.checkpoints import REFUSED
 from parity_tests.harness.names import PRECISIONS, kind_of
 from parity_tests.harness.points import (
     Options,
@@ -38,6 +39,7 @@ def options_of(config: pytest.Config) -> Options:
         device=chosen.device,
         checkpoints=chosen.checkpoint,
         trained=chosen.trained,
+        refused=config.stash.get(REFUSED, {}),
     )
 
 
@@ -55,7 +57,9 @@ def families_of(metafunc: pytest.Metafunc, options: Options) -> list[str] | None
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Give a test its points, its deviations or its cases."""
+    """Give a test its points, its deviations or its cases, unless it names them itself."""
+    if any("case" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return
     options = options_of(metafunc.config)
     options = replace(options, families=families_of(metafunc, options))
     if "point" in metafunc.fixturenames:
