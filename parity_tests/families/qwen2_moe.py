@@ -1,5 +1,6 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,50 +24,14 @@ def is_sparse(config: Any, layer: int) -> bool:
     return config.is_sparse(layer)
 
 
-STATIC = ("static.steps", "static.chunks")
-HELD = ("dynamic.steps.held", "dynamic.chunks.held")
-
-
-def of_several(config: Any) -> bool:
-    """Of windows of more than one token that are shorter than what is read."""
-    return windows.within_reach(config) and config.window > 1
-
-
-OVER_A_CACHE = (
-    Known(
-        name="a cache forgets in the layers that layer_types says, and the mask has the window in all",
-        sites=("dynamic.steps.held",),
-        until="5.0.0",
-        where=lambda config: of_several(config) and windows.in_some_layers(config),
-        says=lambda raw: "layer_types" in raw,
-        link=scalings.MEASURED,
-        explained=windows.CACHE_AS_SAID.name,
-    ),
-    Known(
-        name=windows.FIRST_COLUMNS.name,
-        sites=("dynamic.steps",),
-        until="5.0.0",
-        where=of_several,
-        link=scalings.MEASURED,
-        explained=windows.FIRST_COLUMNS.name,
-    ),
-    Known(
-        name="a static cache is as long as the window, and the mask as the text",
-        sites=STATIC,
-        until="5.0.0",
-        where=of_several,
-        link=scalings.MEASURED,
-        raises="RuntimeError",
-    ),
-    Known(
-        name="the cache of a window of one token keeps all keys, which the mask then hides",
-        sites=(*STATIC, *HELD),
-        until="5.0.0",
-        where=lambda config: config.window == 1,
-        link=scalings.MEASURED,
-        unexplained="the reference has one count of places, which masks and caches share",
-    ),
+CACHES = (
+    *("dynamic.steps", "dynamic.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
+    *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
 )
+
+
+def _several(config: Any) -> bool:
+    return windows.within_reach(config) and config.window > 1
 
 
 def counted(*sites: str, where: Callable[[Any], bool]) -> Known:
@@ -81,6 +46,70 @@ def counted(*sites: str, where: Callable[[Any], bool]) -> Known:
         unexplained=CONFIG_ALONE,
     )
 
+
+def _with_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" in raw
+
+
+def _without_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" not in raw
+
+
+def _one(config: Any) -> bool:
+    return config.window == 1
+
+
+def _static(name: str, *schedules: str, where: Callable[[Any], bool], **how: Any) -> Known:
+    sites = tuple(f"static.{schedule}" for schedule in schedules)
+    return Known(name=name, sites=sites, until="5.0.0", where=where, link=scalings.MEASURED, **how)
+
+
+NO_ROOM = "a prompt longer than the window does not fit the mask that a static cache is given"
+AS_WIDE = "a static cache is as wide as the window, and its mask as if it were not"
+OVER_A_CACHE = (
+    *(
+        Known(
+            name=deviation.name,
+            sites=(*CACHES, *windows.AT_THE_EDGE),
+            until="5.0.0",
+            where=_several,
+            says=says,
+            link=scalings.MEASURED,
+            explained=deviation.name,
+            local=True,  # a static cache has its own
+        )
+        for deviation, says in zip(windows.FROM_THE_FIRST, (_without_layer_types, _with_layer_types), strict=True)
+    ),
+    Known(
+        name="a dynamic cache of a window of one token holds everything, which the mask hides",
+        sites=("dynamic.steps.held", "dynamic.chunks.held"),
+        until="5.0.0",
+        where=_one,
+        link=scalings.MEASURED,
+        unexplained="no result depends on it",
+    ),
+    _static(NO_ROOM, "steps", "chunks", "window.above", "window.across", where=_several, raises="RuntimeError"),
+    _static(
+        NO_ROOM,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_with_layer_types,
+        raises="RuntimeError",
+    ),
+    _static(
+        AS_WIDE,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_without_layer_types,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+    _static(
+        AS_WIDE,
+        *("steps", "chunks", "window.above", "window.across"),
+        where=_one,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+)
 
 FAMILY = Family(
     name="qwen2_moe",
@@ -100,7 +129,6 @@ FAMILY = Family(
     beside=beside.MIXTURE,
     siblings=siblings.decoders("Qwen2Moe"),
     known=(
-        *OVER_A_CACHE,  # before what is known of the mask, as the cache is made by what the config says
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
@@ -120,7 +148,7 @@ FAMILY = Family(
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,
-            says=lambda raw: "layer_types" not in raw,
+            says=_without_layer_types,
             link="no issue known",
             explained="the other layers have the window",
         ),
@@ -142,7 +170,8 @@ FAMILY = Family(
             link="no issue known",
             explained="every layer has the window",
         ),
-        *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
+        *OVER_A_CACHE,
+        *(replace(known, since="5.0.0", says=_with_layer_types) for known in windows.WINDOW_OF_ONE),
     ),
     deviations=(
         *shared.RMS_NORM,
@@ -153,10 +182,9 @@ FAMILY = Family(
         *shared.MASK,
         *windows.windows(("window", "every-4")),
         windows.OF_ONE,
-        windows.FIRST_COLUMNS,
-        windows.CACHE_AS_SAID,
         OTHERS,
         EVERY,
+        *windows.FROM_THE_FIRST,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "bare"), some=("base", "window", "bare"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),
