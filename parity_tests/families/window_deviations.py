@@ -74,7 +74,8 @@ def _one_key_short(model: Decoder) -> None:
 
 def _everything_in_steps(model: Decoder) -> None:
     """Layers with a window of one keep all keys, and the mask of a single token, one key wide, lets it see them all."""
-    windows, layers = model.windows, list(model.layers)
+    windows = model.windows
+    layers: list[Any] = list(model.layers)
     model.new_cache = lambda: KVCache(len(windows), windows=[None if window == 1 else window for window in windows])
     for layer, window in zip(layers, windows, strict=True):
         if window == 1:

@@ -73,7 +73,7 @@ def read(model: Any, inputs: Mapping[str, Tensor], cache: Any = None) -> Tensor:
     return model(**given) if cache is None else model(**given, cache=cache)
 
 
-def cast(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def cast(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     """A batch's inputs, those that are floats in the model's dtype."""
     return {name: x.to(_dtype(model)) if x.is_floating_point() else x for name, x in inputs.items()}
 

@@ -4,6 +4,7 @@ has a known difference in any release. Only what a record lists by name, and no 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -281,6 +282,6 @@ def test_a_fault_in_training_or_saving_fails_behind_what_is_known(
     options = {"saved": {"tmp_path": tmp_path}, "router-gradients": {"batch_name": "plain"}}.get(site, {})
     build = hf.build
     monkeypatch.setattr(hf, "build", lambda *args, **named: plant(build(*args, **named)))
-    monkeypatch.setattr(test_training, "trained", trained.__wrapped__)
+    monkeypatch.setattr(test_training, "trained", inspect.unwrap(trained))
     with pytest.raises((pytest.fail.Exception, AssertionError)):
         _run(test, request, case, options)
