@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from torch import nn
 
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.rules import Table
+from weight_mapping.rules import Alias, Table
 
 Fields: TypeAlias = dict[str, Any]
 """A config under the reference's names, each value of the kind of its key. RoPE's parts are `rope.theta`, `rope.type`,
@@ -100,12 +100,18 @@ class Layout(Generic[C]):
     """Fields that the config may leave out; each default may look at the fields before it."""
     tensors_say: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
     """Fields that the layout leaves to the tensors."""
+    tensor_keys: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
+    """Keys whose values lie in tensors, by whose names they are called; None from one is like no key."""
     implied: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
     """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless or read."""
 
     def spelled(self, name: str) -> str:
         """The key to write a field under: the first that gives it; the field's own name where none does."""
         return next((key for key, entry in self.keys.items() if entry.field == name), name)
+
+
+ALSO = {"hf": ("transformers5",)}
+"""Further layouts that a container's tensors may have, beside the one that goes with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,13 @@ class Family(Generic[C]):
     """The configs of files: "hf", "gguf"."""
     tables: Mapping[str, Callable[[C], Table]]
     """The tensors of files, and "transformers5": of its models in memory. What 4 has in memory is "hf"."""
+    trunk: str = ""
+    """What the names of the trunk begin with in the files of a whole model. One saved by its base class has them without."""
+
+    def table(self, layout: str, config: C) -> Table:
+        """The tensors of a layout for a model with this config, in every spelling."""
+        table = self.tables[layout](config)
+        return replace(table, aliases=(*table.aliases, Alias(f"{self.trunk}*", "*"))) if self.trunk else table
 
     def class_of(self, config: C) -> str:
         """The class that config.json names for a model with this config."""
