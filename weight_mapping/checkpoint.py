@@ -6,6 +6,7 @@ One more container is one more class in `CONTAINERS`.
 from pathlib import Path
 
 from weight_mapping.container import Checkpoint
+from weight_mapping.diagnosis import ADAPTER_FILES, MERGE
 from weight_mapping.errors import MappingError
 from weight_mapping.gguf_file import GGUFFile
 from weight_mapping.hf_folder import HFFolder
@@ -24,5 +25,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             return container(path)
     if not path.exists():
         raise MappingError(f"{path}: does not exist; give a checkpoint on this machine")
+    if any((path / name).is_file() for name in ADAPTER_FILES):
+        raise MappingError(f"holds an adapter alone: {MERGE}", where=path)
     folder = f"a folder with {HFFolder.WEIGHTS}, {HFFolder.OLD_WEIGHTS} or an index of either"
     raise MappingError(f"{path}: is neither {folder} nor a .gguf file")
