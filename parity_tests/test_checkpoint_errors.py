@@ -431,6 +431,45 @@ def test_gguf_with_longropes_divisors(tmp_path: Path) -> None:
     refused(write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=long), "holds longrope's divisors")
 
 
+# --- messages, whatever stands in the file
+
+FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
+    "string": ({"hidden_size": "x" * 10**7}, {}, "hidden_size is \"xxx"),
+    "list": ({"rope_scaling": list(range(10**6))}, {}, "rope_scaling is [0, 1, 2, "),
+    "object": ({"quantization_config": {"a" * 10**6: 1}}, {}, "take or make a copy of the checkpoint in bfloat16"),
+    "number": ({"num_key_value_heads": 10**300}, {}, "num_key_value_heads"),
+    "key": ({"k" * 10**7: 1}, {}, "is unknown and could change the maths; remove it if it does not"),
+    "model_type": ({"model_type": "x" * 10**7}, {}, "is not supported; supported are bart"),
+    "control-characters": ({"a\nb\x1b[31m\u2028": 1}, {}, "is unknown and could change the maths"),
+    "name": ({}, {"m" * 10**6: torch.ones(2)}, "is unexpected, no rule takes it"),
+    "name-with-newlines": ({}, {"a\nb\r\x00": torch.ones(2)}, "is unexpected, no rule takes it"),
+}
+
+
+@pytest.mark.parametrize(("config", "tensors", "message"), FOREIGN.values(), ids=FOREIGN)
+def test_a_message_stays_one_short_line(
+    config: dict[str, Any], tensors: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, {**CONFIG, **config}, {**TENSORS, **tensors})
+    with pytest.raises(MappingError) as error:
+        load(folder)
+    said = str(error.value)
+    assert message in said
+    assert said.startswith(f"{folder / ('config.json' if config else 'model.safetensors')}: ")
+    assert len(said) <= 400
+    assert said.isprintable()
+
+
+def test_any_error_is_cut_in_its_middle_and_its_path_is_whole() -> None:
+    where = "/a" * 150 + "/config.json"
+    said = str(MappingError("first " + "x\n" * 10**5 + " last", where=where))
+    assert said.startswith(f"{where}: first x")
+    assert said.endswith(" last")
+    assert said.isprintable()
+    assert len(said) <= len(where) + 2 + 200
+    assert len(str(MappingError("y" * 10**6))) == 400
+
+
 # --- saving
 
 

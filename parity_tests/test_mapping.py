@@ -324,7 +324,7 @@ def test_frequency_divisors_are_applied(factor: float, tmp_path: Path) -> None:
     tensors, rope = tensors_of(config), vars(parse_config(scaled, "hf")[1])["rope"]
     plain = inverse_frequencies(rope.theta, rope.width)
     divisors = plain / rope.scaling.frequencies(rope.theta, rope.width, 1)
-    assert 2 < len(divisors.unique()), "some pairs lie between the bands"
+    assert len(divisors.unique()) > 2, "some pairs lie between the bands"
     ours = load(write_gguf(tmp_path / "model.gguf", config, tensors, extra={"rope_freqs.weight": divisors}), dtype=torch.float64)
     ids = torch.arange(0, 37)[None]
     expected = load(write_folder(tmp_path / "hf", scaled, tensors), dtype=torch.float64)

@@ -24,17 +24,19 @@ _HARMLESS = {
     "hf": (
         # who wrote the file, and how it is stored
         *"_name_or_path name_or_path _commit_hash architectures model_type transformers_version".split(),
-        *"torch_dtype dtype transformers.js_config unsloth_*".split(),
+        *"torch_dtype dtype transformers.js_config unsloth_* auto_map xla_device sentence_transformers".split(),
         # training
-        *"initializer_range attention_dropout gradient_checkpointing".split(),
+        *"initializer_range attention_dropout gradient_checkpointing* neftune_noise_alpha".split(),
         # tokens, generation, and what a call returns
         *"*_token_id tokenizer_class use_cache cache_implementation return_dict output_attentions".split(),
         *"output_hidden_states id2label label2id problem_type task_specific_params finetuning_task".split(),
         *"max_length min_length max_new_tokens do_sample num_beam* temperature top_k top_p typical_p *_penalty".split(),
         *"*no_repeat_ngram_size bad_words_ids *suppress_tokens num_return_sequences early_stopping".split(),
-        *"remove_invalid_values output_scores return_dict_in_generate".split(),
+        *"remove_invalid_values output_scores return_dict_in_generate prefix num_labels _num_labels".split(),
+        *"model_max_length tokenizer_model_max_length".split(),
         # how it is computed, and advice
         *"_attn_implementation* attn_implementation chunk_size_feed_forward torchscript".split(),
+        *"tf_legacy_loss use_bfloat16".split(),  # of TensorFlow
         *"is_decoder max_sequence_length rope_scaling.finetuned".split(),
     ),
     "gguf": ("general.*", "tokenizer.*", "quantize.*", "split.no", "split.tensors.count"),
@@ -48,6 +50,8 @@ _ONLY: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
         "is_encoder_decoder": (None, False),
         "add_cross_attention": (None, False),
         "pruned_heads": (None, {}),
+        "tie_encoder_decoder": (None, False),
+        "cross_attention_hidden_size": (None,),
         "quantization_config": (None,),
     },
     "gguf": {"split.count": (0, 1)},
@@ -144,6 +148,14 @@ def is_harmless(key: str, layout: str, family: Family) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in _HARMLESS[layout] + family.layouts[layout].harmless)
 
 
+def is_accounted_for(key: str, layout: str, family: Family) -> bool:
+    """Whether a key is known: read, implied by others, allowed at some values, or harmless."""
+    own = family.layouts[layout]
+    return any(key in known for known in (own.keys, own.only, _ONLY[layout], own.implied, own.agrees)) or is_harmless(
+        key, layout, family
+    )
+
+
 def _flat(raw: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
     for key, value in raw.items():
         if key in _NESTED and isinstance(value, dict):
@@ -173,14 +185,14 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
             if value not in only[key]:
                 allowed = " or ".join(map(json.dumps, only[key]))
                 raise MappingError(f"{key} is {shown(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
-        elif key not in own.implied and not is_harmless(key, layout, family):
+        elif not is_accounted_for(key, layout, family):
             raise MappingError(f"the key {named(key)} is unknown and could change the maths; remove it if it does not")
     return {field: value for field, (_, value) in given.items()}
 
 
 def _check_implied(raw: Mapping[str, Value], layout: str, family: Family[C], config: C) -> None:
     own = family.layouts[layout]
-    for key, of in own.implied.items():
+    for key, of in {**own.implied, **own.agrees}.items():
         if key not in own.keys and not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
             follows = f"and {shown(of(config))} follows from the other keys; keep what is right"
             raise MappingError(f"{key} is {shown(raw[key])}, {follows}")

@@ -104,6 +104,8 @@ class Layout(Generic[C]):
     """Keys whose values lie in tensors, by whose names they are called; None from one is like no key."""
     implied: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
     """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless or read."""
+    agrees: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
+    """The same for keys that nothing reads and nobody asks for: they are not written."""
 
     def spelled(self, name: str) -> str:
         """The key to write a field under: the first that gives it; the field's own name where none does."""

@@ -62,7 +62,7 @@ DIVISORS_KEY = {DIVISORS: Key("rope.divisors", NUMBERS)}
 
 def divisors(checkpoint: Checkpoint) -> Value:
     """What the frequencies of RoPE are divided by, one number a pair; None where that changes nothing."""
-    numbers = checkpoint[DIVISORS] if DIVISORS in checkpoint else None
+    numbers = checkpoint.get(DIVISORS)
     return None if numbers is None or bool((numbers == 1).all()) else numbers.tolist()
 
 

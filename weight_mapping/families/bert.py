@@ -151,10 +151,17 @@ FAMILY = Family(
                 "hidden_dropout_prob": Key("dropout", AMOUNT),
                 "attention_probs_dropout_prob": Key("attention_dropout", AMOUNT),
             },
-            only={"position_embedding_type": (None, "absolute")},
+            only={
+                "position_embedding_type": (None, "absolute"),
+                # options of the code that the first models were trained with; these have always been its values
+                "directionality": ("bidi",),
+                "pooler_type": ("first_token_transform",),
+            },
             harmless=(
                 *"classifier_dropout num_labels".split(),  # heads for classes
-                *"output_past use_bfloat16 num_return_sequences".split(),  # of releases before 3.0
+                *"output_past num_return_sequences".split(),  # of releases before 3.0
+                # read by nobody
+                *"pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head".split(),
             ),
             defaults={
                 "vocab_size": 30522,

@@ -95,7 +95,6 @@ FAMILY = Family(
                 "pretraining_tp": (None, 1),
             },
             harmless=(
-                "auto_map",  # DeepSeek's own code, for releases before 4.54
                 *"aux_loss_alpha seq_aux output_router_logits ep_size".split(),  # training, outputs, where experts lie
             ),
             defaults={  # but for num_experts_per_tok, which no reader has one for

@@ -6,6 +6,7 @@ from weight_mapping import gguf_decoder, hf_decoder
 from weight_mapping.family import COUNT, FLAG, Check, Family, Key, Layout
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import PairsToHalves, Table
+from weight_mapping.window import LAYERS_ALIKE
 
 
 def hf(config: LlamaConfig) -> Table:
@@ -67,6 +68,8 @@ FAMILY = Family(
             only={
                 "pretraining_tp": (1,),  # more computes each projection in slices, which rounds otherwise
                 "rope_interleaved": (False,),
+                "sliding_window": (None,),
+                "use_sliding_window": (None, False),
             },
             harmless=("is_llama_config",),
             defaults={
@@ -79,6 +82,7 @@ FAMILY = Family(
                 "norm_eps": 1e-6,
                 **_DEFAULTS,
             },
+            agrees=LAYERS_ALIKE,
         ),
         "gguf": Layout(
             names=("llama",),

@@ -62,7 +62,7 @@ FAMILY = Family(
                 "head_dim": Key("d_head", COUNT),
                 **HF_WINDOW_KEYS,
             },
-            only={"mlp_bias": (False,)},
+            only={"mlp_bias": (False,), "use_mrope": (False,)},
             harmless=(),
             defaults={
                 "vocab_size": 151936,
