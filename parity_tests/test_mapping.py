@@ -325,7 +325,8 @@ def test_frequency_divisors_are_applied(factor: float, tmp_path: Path) -> None:
     plain = inverse_frequencies(rope.theta, rope.width)
     divisors = plain / rope.scaling.frequencies(rope.theta, rope.width, 1)
     assert len(divisors.unique()) > 2, "some pairs lie between the bands"
-    ours = load(write_gguf(tmp_path / "model.gguf", config, tensors, extra={"rope_freqs.weight": divisors}), dtype=torch.float64)
+    file = write_gguf(tmp_path / "model.gguf", config, tensors, extra={"rope_freqs.weight": divisors})
+    ours = load(file, dtype=torch.float64)
     ids = torch.arange(0, 37)[None]
     expected = load(write_folder(tmp_path / "hf", scaled, tensors), dtype=torch.float64)
     unscaled = load(write_folder(tmp_path / "plain", config, tensors), dtype=torch.float64)

@@ -58,7 +58,7 @@ NOTHING_CHANGES: dict[str, dict[str, Any]] = {
     "mixtral-none": {"model_type": "mixtral", **LIKE_LLAMA, "layer_types": FULL},
     "no-mrope": {"model_type": "qwen2", **SIZES, "use_mrope": False},
     "mamba_ssm": {"model_type": "mamba", "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}, "tie_embeddings": True},
-    "from-4": {"model_type": "gpt2", "cross_attention_hidden_size": None, "tie_encoder_decoder": False, "tf_legacy_loss": False},
+    "from-4": {"model_type": "gpt2", "cross_attention_hidden_size": None, "tie_encoder_decoder": False, "prefix": None},
 }
 OTHERWISE = {
     "full-layers": ("layer_types", SLIDING),
