@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return report.header(config.option.device)
+    return report.header(config.option.device, config.option.checkpoint or ())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,6 +14,11 @@ from fixtures import real
 
 HERE = Path(__file__).parent
 COMPARISONS = [str(HERE / f"test_{name}.py") for name in ("blocks", "layers", "models", "cache", "generation")]
+BESIDE = [
+    *(str(HERE / f"test_{name}.py") for name in ("configs", "training", "losses", "ways_in")),
+    f"{HERE / 'test_invariants.py'}::test_saved_and_loaded",
+]
+"""What moves between releases as well, and is compared on tiny models alone."""
 REPORT = ["--report", "parity-report"]
 
 
@@ -24,7 +29,7 @@ def _jobs() -> list[str]:
 
 def parity(arguments: Sequence[str]) -> int:
     """The main job: every family against the installed transformers."""
-    return pytest.main(["-q", "--no-header", "--no-shapes", *_jobs(), *REPORT, *COMPARISONS, *arguments])
+    return pytest.main(["-q", "--no-header", "--no-shapes", *_jobs(), *REPORT, *COMPARISONS, *BESIDE, *arguments])
 
 
 def gpu(arguments: Sequence[str]) -> int:

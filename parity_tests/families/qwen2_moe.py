@@ -1,6 +1,6 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
-from parity_tests.harness.record import AS_ONE_READS, LOADING, PUBLISHED, Backend, Family, Known
+from parity_tests.harness.record import AS_ONE_READS, CONFIG_ALONE, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
 AGREED = ("base", "steps", "bare", "window")  # all but those in which transformers goes its own way
@@ -24,30 +24,92 @@ def is_sparse(config: Any, layer: int) -> bool:
     return config.is_sparse(layer)
 
 
-STATIC = ("static.steps", "static.chunks")
-HELD = ("dynamic.steps.held", "dynamic.chunks.held")
-DYNAMIC = (
-    *("dynamic.steps", "dynamic.chunks", *HELD, "greedy", "prefilled"),
-    *("left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+CACHES = (
+    *("dynamic.steps", "dynamic.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
+    *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
 )
 
 
-def of_several(config: Any) -> bool:
-    """Of windows of more than one token that are shorter than what is read."""
+def _several(config: Any) -> bool:
     return windows.within_reach(config) and config.window > 1
 
 
-def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
-    """A dynamic cache keeps everything when the window is one token, and then all but what it holds is right."""
+def counted(*sites: str, where: Callable[[Any], bool]) -> Known:
+    """What the config itself says of max_window_layers."""
     return Known(
-        name="over a cache, the mask counts from the first token, and the cache from the first that it still holds",
+        name="max_window_layers counts the layers with a window, and layer_types says so",
         sites=sites,
-        until="5.0.0",
+        since="5.0.0",
         where=where,
-        link=scalings.MEASURED,
-        unexplained="the reference has one count of places, which masks and caches share",
+        says=lambda raw: "layer_types" not in raw,
+        link="no issue known",
+        unexplained=CONFIG_ALONE,
     )
 
+
+def _with_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" in raw
+
+
+def _without_layer_types(raw: Mapping[str, Any]) -> bool:
+    return "layer_types" not in raw
+
+
+def _one(config: Any) -> bool:
+    return config.window == 1
+
+
+def _static(name: str, *schedules: str, where: Callable[[Any], bool], **how: Any) -> Known:
+    sites = tuple(f"static.{schedule}" for schedule in schedules)
+    return Known(name=name, sites=sites, until="5.0.0", where=where, link=scalings.MEASURED, **how)
+
+
+NO_ROOM = "a prompt longer than the window does not fit the mask that a static cache is given"
+AS_WIDE = "a static cache is as wide as the window, and its mask as if it were not"
+OVER_A_CACHE = (
+    *(
+        Known(
+            name=deviation.name,
+            sites=(*CACHES, *windows.AT_THE_EDGE),
+            until="5.0.0",
+            where=_several,
+            says=says,
+            link=scalings.MEASURED,
+            explained=deviation.name,
+            local=True,  # a static cache has its own
+        )
+        for deviation, says in zip(windows.FROM_THE_FIRST, (_without_layer_types, _with_layer_types), strict=True)
+    ),
+    Known(
+        name="a dynamic cache of a window of one token holds everything, which the mask hides",
+        sites=("dynamic.steps.held", "dynamic.chunks.held"),
+        until="5.0.0",
+        where=_one,
+        link=scalings.MEASURED,
+        unexplained="no result depends on it",
+    ),
+    _static(NO_ROOM, "steps", "chunks", "window.above", "window.across", where=_several, raises="RuntimeError"),
+    _static(
+        NO_ROOM,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_with_layer_types,
+        raises="RuntimeError",
+    ),
+    _static(
+        AS_WIDE,
+        *("window.ones", "window.below", "window.at"),
+        where=_several,
+        says=_without_layer_types,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+    _static(
+        AS_WIDE,
+        *("steps", "chunks", "window.above", "window.across"),
+        where=_one,
+        unexplained="the reference's cache has no places of a fixed number",
+    ),
+)
 
 FAMILY = Family(
     name="qwen2_moe",
@@ -86,10 +148,12 @@ FAMILY = Family(
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,
-            says=lambda raw: "layer_types" not in raw,
+            says=_without_layer_types,
             link="no issue known",
             explained="the other layers have the window",
         ),
+        counted("config.window_layers", where=lambda config: bool(config.window_layers)),
+        counted("config.window", where=lambda config: len(config.window_layers) == config.n_layers),  # and so it has none
         Known(
             name="several texts in one row see each other",
             sites=("packed.bare",),
@@ -106,17 +170,8 @@ FAMILY = Family(
             link="no issue known",
             explained="every layer has the window",
         ),
-        over_a_cache(*DYNAMIC, where=of_several),
-        Known(
-            name="a static cache is as long as the window, and the mask as the text",
-            sites=STATIC,
-            until="5.0.0",
-            where=of_several,
-            link=scalings.MEASURED,
-            raises="RuntimeError",
-        ),
-        *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
-        over_a_cache(*STATIC, *HELD, where=lambda config: config.window == 1),
+        *OVER_A_CACHE,
+        *(replace(known, since="5.0.0", says=_with_layer_types) for known in windows.WINDOW_OF_ONE),
     ),
     deviations=(
         *shared.RMS_NORM,
@@ -129,6 +184,7 @@ FAMILY = Family(
         windows.OF_ONE,
         OTHERS,
         EVERY,
+        *windows.FROM_THE_FIRST,
         *shared.gated_ffn(("steps", "window")),
         *mixtures.softmax_router(several=("base", "window", "bare"), some=("base", "window", "bare"), bare=("steps",)),
         *mixtures.experts(many=("base",), silu=("base", "window", "steps")),

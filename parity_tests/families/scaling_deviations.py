@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fixtures.scalings import ORIGINAL
 from parity_tests.families.deviations import Change, each, with_rope
-from parity_tests.harness.record import LOADING, Alone, Deviation, Known
+from parity_tests.harness.record import CONFIG_ALONE, LOADING, Alone, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.position import RopeConfig, RotaryEmbedding
 from reference_impl.rope_scaling import Divided, DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
@@ -204,6 +204,11 @@ DIVISORS_KNOWN = Known(
 
 MEASURED = "measured with 4.57.6"
 
+
+def _not_read(raw: Raw) -> bool:
+    return "rope_parameters" in raw and not {"rope_theta", "rope_scaling"} & set(raw)
+
+
 KNOWN = (
     Known(
         name="YaRN's factor is replaced by max / original",
@@ -254,9 +259,17 @@ KNOWN = (
         name="rope_parameters is not read, though transformers 5 writes nothing else: neither theta nor the scaling arrives",
         sites=("rope.cos", "rope.sin"),
         until="5.0.0",
-        says=lambda raw: "rope_parameters" in raw and not {"rope_theta", "rope_scaling"} & set(raw),
+        says=_not_read,
         link=MEASURED,
         explained="rope_parameters is not read",
+    ),
+    Known(
+        name="rope_parameters is kept in the config, and beside it stands the default of theta",
+        sites=("config",),
+        until="5.0.0",
+        says=_not_read,
+        link=MEASURED,
+        unexplained=CONFIG_ALONE,
     ),
 )
 

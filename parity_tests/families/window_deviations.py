@@ -23,7 +23,7 @@ Windows = list[int | None]
 ALONE = Alone(
     variants=("every-*",),
     sites=("mask", "attn.probs", "attn", "logits"),
-    levels=("block", "model", "cache", "generation"),
+    levels=("config", "block", "model", "cache", "generation"),
 )
 """A window shows in the mask, and in what a cache still holds."""
 
@@ -86,6 +86,49 @@ OF_ONE = Deviation(
     site="cache",
     apply=each(Decoder, _everything_in_steps),
     variants=("window-1", "every-1*"),
+)
+
+
+def _by_config(model: Any) -> Windows:
+    return [model.config.window if layer in model.config.window_layers else None for layer in range(len(model.layers))]
+
+
+def _from_the_first(windows: Callable[[Any], Windows]) -> Callable[[Decoder], None]:
+    """Of a layer whose cache keeps a window, each key that is still held is hidden or seen as the key that many places behind
+    the first token is: of the mask's columns the first are taken, and not the last. windows: those of the caches.
+    """
+
+    def apply(model: Decoder) -> None:
+        layers: list[Any] = list(model.layers)
+
+        def first(layer: int) -> Callable[[Tensor], Tensor]:
+            def columns(visible: Tensor) -> Tensor:
+                window, (new, all_tokens) = windows(model)[layer], visible.shape[-2:]
+                return visible if window is None else visible[..., : min(all_tokens - new, window - 1) + new]
+
+            return columns
+
+        for i, layer in enumerate(layers):
+            layer.mask.forward = first(i)
+        model.new_cache = lambda: KVCache(len(layers), windows=windows(model))
+
+    return apply
+
+
+AT_THE_EDGE = tuple(f"dynamic.window.{kind}" for kind in ("ones", "below", "at", "above", "across"))
+"""The schedules that a window of more than one token makes."""
+
+FROM_THE_FIRST = tuple(
+    Deviation(
+        name=f"over a cache{which}, the mask counts from the first token",
+        site="cache",
+        apply=each(Decoder, apply),
+        variants=live,
+    )
+    for which, apply, live in (
+        ("", _from_the_first(lambda model: list(model.windows)), ("top-layers", "every-4")),
+        (" that keeps a window where the config says so", _from_the_first(_by_config), ("window",)),
+    )
 )
 
 
@@ -240,12 +283,16 @@ def _of_one(config: Any) -> bool:
     return config.window == 1
 
 
+_STEPS_AT_ONE = ("dynamic.window.ones", "dynamic.window.above")
 _HELD = ("dynamic.steps.held", "cache.held", "cache.training")
 
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        sites=("dynamic.steps", *_HELD, "greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+        sites=(
+            *("dynamic.steps", *_STEPS_AT_ONE, *_HELD),
+            *("greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+        ),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
@@ -274,7 +321,7 @@ WINDOW_OF_ONE = (
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, and several tokens meet a mask of another width",
-        sites=("dynamic.chunks", "dynamic.chunks.held", "prefilled"),
+        sites=("dynamic.chunks", "dynamic.window.across", "dynamic.chunks.held", "prefilled"),
         since="4.56.0",
         where=_of_one,
         link="found here: see Findings in the README",

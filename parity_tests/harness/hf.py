@@ -5,6 +5,7 @@ here, by asking for a feature and never for a version.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -100,6 +101,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
 def frozen(model: Any) -> list[str]:
     """The parameters that transformers does not train."""
     return model.not_trained
+
+
+def resolved(model: Any) -> dict[str, Any]:
+    """What transformers made of a config.json, as it would write it, with every default."""
+    return json.loads(model.config.to_json_string(use_diff=False))
 
 
 def left_random(model: Any) -> list[str]:

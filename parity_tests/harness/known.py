@@ -1,9 +1,9 @@
 """The rules of known differences, all of them: which are to be expected of a case, what they cover, when they have to show.
 
 One that is *explained* by a deviation covers nothing: what comes after it is held against the reference with that deviation,
-and has to agree. Its own sites are marked where the reference without the deviation differs, and that has to happen at the
-first of them that the release shows. One without an explanation covers the sites that it lists, and of an exception that one
-alone; it, too, has to show at each of those that a test reaches.
+and has to agree, which it no longer does once the difference is mended. Its own sites are marked where the reference without
+the deviation differs. One without an explanation covers the sites that it lists, and of an exception that one alone; it has
+to show at each of those that a test reaches, and of kinds of sites at the first that the release shows.
 """
 
 from __future__ import annotations
@@ -89,11 +89,14 @@ def explained_at(case: Case, site: str) -> Known | None:
 
 
 def must_show(case: Case, site: str) -> Known | None:
-    """The difference that this site, which has no unit, has to show: one that is explained at the first of its sites, and one
-    that is not at each. Below float64 it may drown in rounding, and counts where it has no float64.
+    """The difference without an explanation that has to show at this site. Below float64 it may drown in rounding, and counts
+    where it has no float64. What is explained has to show by itself: without it, nothing would agree.
     """
-    for known in active(case):
-        here = known.sites if known.explained is None else known.sites[:1]
-        if kind_of(site) in here and (case.precision == "f64" or "f64" not in known.precisions):
-            return known
-    return None
+    listed = (known for known in active(case) if known.explained is None and kind_of(site) in known.sites)
+    return next((known for known in listed if case.precision == "f64" or "f64" not in known.precisions), None)
+
+
+def mended(case: Case, site: str = "") -> Known | None:
+    """An explained difference of this case, for where the reference without any agrees and the one with them does not."""
+    explained = (known for known in active(case) if known.explained not in (None, AS_ONE_READS))
+    return next((known for known in explained if not known.local or kind_of(site) in known.sites), None)

@@ -212,6 +212,10 @@ class Known:
         return f"{self.name} ({self.link})"
 
 
+CONFIG_ALONE = "a config computes nothing, and what follows from it is compared where it shows"
+"""Why what transformers makes of a config.json needs no explanation beside that of its effects."""
+
+
 @dataclass(frozen=True)
 class Backend:
     """How transformers computes: its attention, and its experts where a family has some; and in which precisions and
@@ -239,7 +243,7 @@ class Alone:
 
     variants: tuple[str, ...]
     sites: tuple[str, ...] = ("*",)
-    levels: tuple[str, ...] = ("block", "model")
+    levels: tuple[str, ...] = ("config", "block", "model")
 
     def concerns(self, variant: str) -> bool:
         """Whether a variant is one of these."""
@@ -250,7 +254,7 @@ class Alone:
         return any(fnmatchcase(kind, pattern) for pattern in self.sites)
 
 
-PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("block", "layer", "model", "cache", "generation"))
+PUBLISHED = Alone(variants=("defaults", "published-*"), levels=("config", "block", "layer", "model", "cache", "generation"))
 """Configs that leave everything to the defaults but the sizes, and those that their makers published."""
 
 

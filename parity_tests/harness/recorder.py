@@ -99,6 +99,7 @@ class Recorder:
         }
         assert found, f"no site {point.kind} in {case}: the record and the model disagree"
         if any(outcome.verdict == "differs" for outcome in found.values()):
+            self._unless_mended(run, point, found)
             self.differs(run, point, found)
         for difference in known.active(case):
             shown = [kind for kind in difference.sites if self.shows(run, kind)]
@@ -115,9 +116,14 @@ class Recorder:
     def still(self, difference: Known, run: Run, kind: str) -> None:
         """A known difference must show at this kind of site, alone or in place."""
         shown = any(outcome.verdict == "known" and kind_of(site) == kind for (_, site), outcome in run.outcomes.items())
-        alive = difference.explained is None or run.departs_at(kind)
-        if not shown and alive and known.must_show(run.case, kind) is difference:
+        if not shown and known.must_show(run.case, kind) is difference:
             self._no_longer(run.case, kind, difference)
+
+    def _unless_mended(self, run: Run, point: Point, found: Mapping[Found, Outcome]) -> None:
+        """Where the reference agrees without what is known of this release, that is what there is to say."""
+        difference = known.mended(point.case)
+        if difference is not None and all(run.undeparted.unmarked[place].verdict != "differs" for place in found):
+            self._no_longer(point.case, point.kind, difference)
 
     def _no_longer(self, case: Case, site: str, difference: Known) -> NoReturn:
         pytest.fail(
@@ -157,6 +163,9 @@ class Recorder:
         outcome = compared(partial(known.expected, case, site=site))
         explanation = None
         if outcome.verdict == "differs" and known.excuse(case, site, outcome) is None:
+            difference = known.mended(case, site)
+            if difference is not None and compared(partial(reference, case)).verdict == "same":
+                self._no_longer(case, site, difference)
             found = explain_site(case, site, compared)
             explanation = f'"{found.name}"' if found else f"none of the deviations that {case.family} lists"
         elif outcome.verdict == "same" and (own := known.explained_at(case, site)) is not None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fixtures.identity import content_hash
+from parity_tests.harness import vocabulary
 from parity_tests.harness.names import PRECISIONS, kind_of
 
 if TYPE_CHECKING:
@@ -27,9 +28,17 @@ if TYPE_CHECKING:
     from parity_tests.harness.compare import Outcome
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
-LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes", "initial")
+LEVELS = (
+    *("config", "block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes"),
+    "initial",
+)
 SHORT = {
-    "generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways", "outputs": "out.",
+    "config": "conf.",
+    "generation": "gen.",
+    "training": "train.",
+    "invariant": "inv.",
+    "ways in": "ways",
+    "outputs": "out.",
     "initial": "init.",
 }
 ONE_PASS = ("block", "layer", "model")
@@ -100,10 +109,11 @@ def device_name(device: str) -> str:
     return f"{device} ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else device
 
 
-def header(device: str) -> list[str]:
-    """What stands above a test run."""
+def header(device: str, checkpoints: Iterable[Path] = ()) -> list[str]:
+    """What stands above a test run; of each checkpoint, what its files speak of and it does not have."""
     found = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return [f"parity: {found}", f"parity: device {device_name(device)}, fixtures {content_hash()[:8]}"]
+    noted = [f"parity: {note}" for path in checkpoints for note in vocabulary.notes(path)]
+    return [f"parity: {found}", f"parity: device {device_name(device)}, fixtures {content_hash()[:8]}", *noted]
 
 
 def write(results: Sequence[Result], folder: Path, device: str) -> Path:

@@ -175,8 +175,13 @@ class Run:
     def outcomes(self) -> dict[tuple[str, str], Outcome]:
         """(mode, site) -> the worst outcome over all batches, with known differences marked as such."""
         with checked_once(self.case):
-            found = self._outcomes(self.units)
-            return found | self._excused(found) | self._explained(found)
+            found = self.unmarked
+            return {**found, **self._excused(found), **self._explained(found)}
+
+    @cached_property
+    def unmarked(self) -> dict[tuple[str, str], Outcome]:
+        """The same without regard to what is known."""
+        return self._outcomes(self.units)
 
     def _outcomes(self, units: Sequence[Unit]) -> dict[tuple[str, str], Outcome]:
         found: dict[tuple[str, str], Outcome] = {}
@@ -197,11 +202,6 @@ class Run:
     def undeparted(self) -> Run:
         """The same transformers run, against the reference without the departures that are known."""
         return self.against(self.plain, self.plain_oracle)
-
-    def departs_at(self, kind: str) -> bool:
-        """Whether what is known changes anything at a kind of site, on these inputs."""
-        pairs = ((a.mine, b.mine) for a, b in zip(self.traces, self.undeparted.traces, strict=True))
-        return any(not torch.equal(a[name], b[name]) for a, b in pairs for name in a if kind_of(name) == kind)
 
     def _explained(self, found: Outcomes) -> Outcomes:
         """What agrees with the departures that transformers is known for, and without them would not, at their own sites."""

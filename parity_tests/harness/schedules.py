@@ -16,7 +16,7 @@ SCHEDULES = {"steps": (14, *[1] * 5), "chunks": (8, 6, 5), "pass": (19,)}
 """How many tokens go in at each call: a prompt and single steps; several at once on a cache; everything at once."""
 
 
-FARTHEST = 64
+FARTHEST = 40
 """An edge behind more tokens than this is not gone to."""
 
 

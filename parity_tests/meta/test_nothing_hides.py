@@ -34,6 +34,7 @@ from parity_tests.harness.training import trained
 from parity_tests.meta.test_records import appears
 
 SITES = (
+    "config",
     *("dynamic.steps", "dynamic.chunks", "static.steps", "static.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
     *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos", "repeated"),
     *("loss", "trainable", "gradients", "step", "dropout", "load-balancing", "total-loss", "router-gradients"),
