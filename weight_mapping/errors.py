@@ -17,3 +17,10 @@ class TensorError(MappingError):
     def __init__(self, tensor: str, what: str):
         super().__init__(what)
         self.tensor = tensor
+
+
+def shown(value: object, longest: int = 80) -> str:
+    """A value of the file's as an error shows it: on one line, and cut in the middle where it is long."""
+    text = repr(value)
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"

@@ -16,7 +16,12 @@ from weight_mapping.container import Checkpoint
 from weight_mapping.errors import MappingError, TensorError
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Family, Layout, ReferenceConfig
-from weight_mapping.plan import Plan, longest_index, plan, source_of
+from weight_mapping.plan import Plan, longest_index, n_names, plan, source_of
+
+FEW_NAMES = 100_000
+"""So many are spelled out at once, whatever the file holds."""
+MOST_TRIED = 15_000
+"""Names of tensors spelled out to find the key at fault: a second."""
 
 
 def parameters_of(model: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
@@ -50,8 +55,14 @@ def plan_for(family: Family[C], config: C, layout: str, *, buffers: bool = True)
 
 
 def _empty(family: Family[C], config: C) -> nn.Module:
-    with torch.device("meta"):
-        return family.model(config)
+    try:
+        with torch.device("meta"):
+            return family.model(config)
+    except (RuntimeError, OverflowError) as error:  # on this device nothing else can go wrong
+        sizes = {name: value for name, value in vars(config).items() if type(value) is int}
+        largest = max(sizes, key=lambda name: sizes[name])
+        why = f"no tensor can be so large as the sizes ask for, {largest} {sizes[largest]} above all"
+        raise MappingError(f"{why}; correct the config") from error
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
@@ -84,7 +95,16 @@ def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, T
             f"asks for {n} times {index!r}, and there are only {len(checkpoint)} tensors; correct it or fetch it again"
         )
         raise MappingError(f"{checkpoint.config_file}: {few}")
-    mapping = plan_for(family, config, checkpoint.layout)
+    spelled_out = n_names(family.tables[checkpoint.layout](config))
+    if spelled_out > max(10 * len(checkpoint), FEW_NAMES):
+        few = f"asks for {spelled_out} tensors, and there are only {len(checkpoint)}; correct it or fetch it again"
+        raise MappingError(f"{checkpoint.config_file}: {few}")
+    try:
+        mapping = plan_for(family, config, checkpoint.layout)
+    except TensorError:
+        raise
+    except MappingError as error:
+        raise MappingError(f"{checkpoint.config_file}: {error}") from error
     spelled = mapping.spelled_as(checkpoint.keys())
     try:
         spelled.check({name: checkpoint.header(name) for name in checkpoint})
@@ -109,8 +129,12 @@ def _blame(checkpoint: Checkpoint, family: Family[C], config: C, tensor: str, ow
     asked = expected(config)
     found = checkpoint.shape(tensor) if tensor in checkpoint else None
     layout = family.layouts[checkpoint.layout]
+    left = MOST_TRIED
     for field in dataclasses.fields(config):
         for changed in _neighbours(family, config, layout, field.name):
+            left -= n_names(family.tables[checkpoint.layout](changed))
+            if left < 0:
+                return
             other = expected(changed)
             if asked is None or found is None:
                 matters = (asked is None) != (other is None)
