@@ -3,17 +3,16 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weight_mapping.container import empty
 from weight_mapping.errors import MappingError
-from weight_mapping.json_file import MOST_BYTES, require_file
+from weight_mapping.json_file import require_file
 from weight_mapping.pickled import Made, Name, Stored, described
 from weight_mapping.zip_records import Record, records
 
@@ -66,7 +65,7 @@ class BinFile(Mapping[str, Tensor]):
         try:
             with path.open("rb") as file:
                 self._bytes = mmap(file.fileno(), 0, access=ACCESS_COPY)
-                found, storages = _old(file, self._bytes) if _OLD in self._bytes[:32] else _zipped(self._bytes)
+            found, storages = (_old if _OLD in self._bytes[:32] else _zipped)(self._bytes)
         except (ValueError, OSError, RecursionError) as error:
             raise MappingError(
                 f"{path}: not a complete file of tensors and nothing else ({error}); fetch it again from a source you trust"
@@ -136,15 +135,14 @@ def _zipped(file: mmap) -> tuple[Any, dict[str, Record]]:
     order = held.get(f"{root}byteorder")
     if order and file[order.start : order.start + min(order.size, 9)] != sys.byteorder.encode():
         raise ValueError("it is of the other byte order")
-    start, size = held[f"{root}data.pkl"]
-    if size > MOST_BYTES:
-        raise ValueError("it lists more tensors than any checkpoint has")
+    start, _ = held[f"{root}data.pkl"]
+    file.seek(start)
     data = f"{root}data/"
     storages = {name.removeprefix(data): record for name, record in held.items() if name.startswith(data)}
-    return described(BytesIO(file[start : start + size])), storages
+    return described(file), storages
 
 
-def _old(file: BinaryIO, content: mmap) -> tuple[Any, dict[str, Record]]:
+def _old(file: mmap) -> tuple[Any, dict[str, Record]]:
     """The same before torch 1.6: pickles one behind the other, and then the storages in the order of the last."""
     _, version, system, found, keys = (described(file) for _ in range(5))
     if version != 1001 or not isinstance(system, dict) or not isinstance(keys, list):
@@ -157,8 +155,8 @@ def _old(file: BinaryIO, content: mmap) -> tuple[Any, dict[str, Record]]:
     for key in keys:
         if not isinstance(key, str) or key not in widths:
             raise ValueError("it lists a storage that no tensor has")
-        size = int.from_bytes(content[at : at + 8], "little") * widths[key]
-        if at + 8 + size > len(content):
+        size = int.from_bytes(file[at : at + 8], "little") * widths[key]
+        if at + 8 + size > len(file):
             raise ValueError("it ends too early")
         storages[key] = Record(at + 8, size)
         at += 8 + size

@@ -9,6 +9,7 @@ from weight_mapping.container import Checkpoint
 from weight_mapping.errors import MappingError
 from weight_mapping.gguf_file import GGUFFile
 from weight_mapping.hf_folder import HFFolder
+from weight_mapping.replacing import readable
 
 CONTAINERS: tuple[type[Checkpoint], ...] = (HFFolder, GGUFFile)
 
@@ -18,10 +19,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises MappingError when it is neither, or is incomplete.
     """
-    path = Path(path)
+    path = readable(Path(path))
     for container in CONTAINERS:
         if container.recognises(path):
-            return container(path)
+            try:
+                return container(path)
+            except OSError as error:
+                raise MappingError(f"{path}: cannot be read ({error.strerror}); see who may read it") from error
     if not path.exists():
         raise MappingError(f"{path}: does not exist; give a checkpoint on this machine")
     folder = f"a folder with {HFFolder.WEIGHTS}, {HFFolder.OLD_WEIGHTS} or an index of either"

@@ -1,5 +1,6 @@
 """The hub's container: a folder of a config.json and of safetensors files, or of the .bin files from before them."""
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -33,6 +34,7 @@ class HFFolder(Checkpoint):
 
     def __init__(self, path: Path):
         super().__init__(path)
+        self._folder = os.stat(path)
         self._opened: dict[str, Shard] = {}
         self._listing = next(name for name in self.LISTINGS if oddity(path / name) is None)
         if self._listing in (self.WEIGHTS, self.OLD_WEIGHTS):
@@ -49,7 +51,9 @@ class HFFolder(Checkpoint):
 
     @property
     def config(self) -> Mapping[str, Value]:
-        return read_json(self.config_file)
+        found = read_json(self.config_file)
+        self._check_folder()
+        return found
 
     def file(self, name: str) -> Path:
         return self.path / self._files.get(name, self._listing)
@@ -78,10 +82,21 @@ class HFFolder(Checkpoint):
         """A file, opened when it is first needed and held against what the index says of it."""
         if file not in self._opened:
             kind = BinFile if file.endswith(".bin") else SafetensorsFile
-            self._opened[file] = shard = kind(self.path / file)
+            shard = kind(self.path / file)
+            self._check_folder()
+            self._opened[file] = shard
             if file != self._listing:
                 self._check_shard(file, shard)
         return self._opened[file]
+
+    def _check_folder(self) -> None:
+        """Raise unless what was just read lies in the folder that was opened: `save` puts a new one in its place."""
+        try:
+            same = os.path.samestat(self._folder, os.stat(self.path))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise MappingError(f"{self.path}: was replaced while it was being read; load it again")
 
     def _check_shard(self, file: str, shard: Shard) -> None:
         for name in self._listed[file]:

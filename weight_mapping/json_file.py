@@ -46,12 +46,14 @@ def require_file(path: Path) -> None:
 def read_json(path: Path) -> dict[str, Value]:
     """The object in a JSON file. Raises MappingError when there is none, or when it has a key twice."""
     require_file(path)
-    if path.stat().st_size > MOST_BYTES:
-        raise MappingError(f"{path}: has {path.stat().st_size:,} bytes, and no such file needs them; fetch it again")
     try:
-        return parse_json(path.read_bytes(), path)
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= MOST_BYTES else b""
     except OSError as error:
         raise MappingError(f"{path}: cannot be read ({error.strerror}); see who may read it") from error
+    if size > MOST_BYTES:
+        raise MappingError(f"{path}: has {size:,} bytes, and no such file needs them; fetch it again")
+    return parse_json(data, path)
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     Raises MappingError when a tensor is missing, unexpected or of another shape or kind than the config asks for, when
     the config has a key that is not understood, or when a file is damaged.
     """
-    checkpoint = open_checkpoint(path)
-    family, config = read_config(checkpoint)
-    parameters = _map(checkpoint, family, config)
+    family, config, parameters = _read(path)
     model = _empty(family, config)
     wide = kept_wide(model, dtype) if dtype else set()
     casts = {name: torch.float32 if name in wide else dtype for name in parameters}
@@ -85,6 +84,27 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
             own[name] = nn.Parameter(own[name])  # made here, so that what is tied gets one and the same
     model.load_state_dict({name: own[first] for name, first in _first_names(model).items()}, assign=True)
     return model.eval()
+
+
+def _read(path: str | Path, tries: int = 10) -> tuple[Family, Any, Mapping[str, Tensor]]:
+    """The checkpoint at `path`: read anew where another was put in its place meanwhile, as `save` does."""
+    before = _identity(path)
+    try:
+        checkpoint = open_checkpoint(path)
+        family, config = read_config(checkpoint)
+        return family, config, _map(checkpoint, family, config)
+    except MappingError:
+        if tries == 1 or _identity(path) == before:
+            raise
+        return _read(path, tries - 1)
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a null character in the name
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _map(checkpoint: Checkpoint, family: Family[C], config: C) -> Mapping[str, Tensor]:

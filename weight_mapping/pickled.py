@@ -7,7 +7,8 @@ and calls, which are given back as `Made`. All else raises ValueError, which say
 import pickletools
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from mmap import mmap
+from typing import Any
 
 MOST_STEPS = 600_000
 """Of a pickle; a tensor takes 28."""
@@ -18,6 +19,8 @@ _LITERALS = frozenset(
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.serialization._get_layout", "torch.Size")
+"""What makes tensors, of any kind: the names begin so."""
 _NOTHING = frozenset(("PROTO", "FRAME"))
 
 
@@ -112,7 +115,7 @@ def _call(name: str, arguments: tuple[Any, ...]) -> Any:
         for pair in arguments[0] if arguments and isinstance(arguments[0], list) else []:
             _extend(made, pair)
         return made
-    if not name.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")):
+    if not name.startswith(_TENSORS):
         raise ValueError(f"it would call {name}")
     return Made(name.rpartition(".")[2], arguments)
 
@@ -127,8 +130,11 @@ def _extend(target: Any, items: Any) -> None:
         _is(dict, target)[key] = value
 
 
-def described(stream: BinaryIO) -> Any:
-    """What the pickle that begins here describes; the stream then stands behind it. Raises ValueError, also when it ends early."""
+def described(stream: mmap) -> Any:
+    """What the pickle that begins where the file stands describes; it then stands behind. Raises ValueError, also when it ends early.
+
+    stream: mapped, so that a text said to be longer than the file is no memory asked for.
+    """
     machine = _Machine()
     for n, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         if n > MOST_STEPS:

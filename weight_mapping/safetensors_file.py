@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weight_mapping.container import empty
 from weight_mapping.errors import MappingError
-from weight_mapping.json_file import MOST_BYTES, MOST_VALUES, require_file
+from weight_mapping.json_file import MOST_BYTES, require_file
 
 _DTYPES = {
     "F64": torch.float64,
@@ -25,6 +25,9 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+MOST_TENSORS = 50_000
+"""Of one file. Seven or more of the characters that begin something in JSON list one."""
 
 
 class SafetensorsFile(Mapping[str, Tensor]):
@@ -45,7 +48,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
         with self.path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = file.read(min(size, MOST_BYTES + 1))
-        if len(header) > MOST_BYTES or sum(map(header.count, b",[{")) > 3 * MOST_VALUES:  # seven to a tensor
+        if len(header) > MOST_BYTES or sum(map(header.count, b",[{")) > 8 * MOST_TENSORS:
             raise MappingError(f"{self.path}: lists more tensors than any checkpoint has; fetch it again")
 
     def header(self, name: str) -> Tensor:
