@@ -24,10 +24,18 @@ from typing import Any
 import gguf
 import torch
 
-from parity_tests.tiny_checkpoints import CONFIG, DEEPSEEK, tensors_of, write_config, write_folder, write_gguf, write_shards
+from parity_tests.tiny_checkpoints import (
+    CONFIG,
+    DEEPSEEK,
+    tensors_of,
+    write_config,
+    write_folder,
+    write_gguf,
+    write_shards,
+)
 from weight_mapping import MappingError, load
 
-SECONDS, MEGABYTES, LONGEST = 5.0, 300, 2000
+SECONDS, MEGABYTES, LONGEST = 5.0, 300, 400
 """What an input may take at most, in address space beyond what the process has; and a message, of characters."""
 
 Pick = random.Random
@@ -51,7 +59,9 @@ def _cut(data: bytes, pick: Pick) -> bytes:
 def _put_in(data: bytes, pick: Pick) -> bytes:
     at = pick.randrange(len(data) + 1)
     start = pick.randrange(len(data) + 1)
-    more = pick.choice([pick.randbytes(pick.randrange(1, 40)), data[start : start + 200], b"[" * 5000, b"\0" * 5000, b"9" * 5000])
+    more = pick.choice(
+        [pick.randbytes(pick.randrange(1, 40)), data[start : start + 200], b"[" * 5000, b"\0" * 5000, b"9" * 5000]
+    )
     return data[:at] + more + data[at:]
 
 
@@ -67,7 +77,27 @@ def _numbers_absurd(data: bytes, pick: Pick) -> bytes:
 BYTES: tuple[Damage, ...] = (_bytes_changed, _bytes_changed, _cut, _put_in, _numbers_absurd)
 
 ODD: list[Any] = [
-    *[None, True, False, 0, 1, -1, 2, 3, 7, 1.5, 1e400, -1e400, float("nan"), 1e-320, 10**6, 2**31, 2**53, 2**63, 10**30],
+    *[
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        3,
+        7,
+        1.5,
+        1e400,
+        -1e400,
+        float("nan"),
+        1e-320,
+        10**6,
+        2**31,
+        2**53,
+        2**63,
+        10**30,
+    ],
     *["", "x", "silu", "llama", "deepseek_v3", "\ud800", "../x", "x" * 300, "x" * 5000, "é\n\r\u2028"],
     *[[], {}, [[]], [1.0] * 4, [0] * 100, {"rope_type": "yarn", "factor": 4.0}, {"type": "longrope"}, {"": {}}],
 ]
@@ -83,13 +113,18 @@ def _structure(value: Any, pick: Pick) -> Any:
         if deed == 2:
             return {name: each for name, each in value.items() if name != key}
         if deed == 3:
-            return {pick.choice([key + "x", "", "\ud800", key.upper()]) if name == key else name: e for name, e in value.items()}
+            return {
+                pick.choice([key + "x", "", "\ud800", key.upper()]) if name == key else name: e
+                for name, e in value.items()
+            }
         return {**value, key: value[pick.choice(list(value))]} if deed == 4 else {**value, key: pick.choice(ODD)}
     if isinstance(value, list) and value and pick.random() < 0.7:
         at = pick.randrange(len(value))
         return [*value[:at], _structure(value[at], pick), *value[at + pick.randrange(2) :]]
     if type(value) is int and pick.random() < 0.5:
-        return pick.choice([value + 1, value - 1, 2 * value, -value, float(value), str(value), value * 10**6, bool(value)])
+        return pick.choice(
+            [value + 1, value - 1, 2 * value, -value, float(value), str(value), value * 10**6, bool(value)]
+        )
     return pick.choice(ODD)
 
 
@@ -136,7 +171,13 @@ def _gguf(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.T
     return write_gguf(folder / "model.gguf", config, tensors, quantise=gguf.GGMLQuantizationType.Q8_0)
 
 
-_WIDE = {**CONFIG, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 1}  # Q8_0 has blocks of 32
+_WIDE = {
+    **CONFIG,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+}  # Q8_0 has blocks of 32
 
 KINDS: dict[str, tuple[Callable[..., Path], Mapping[str, Any], str, Damage]] = {
     "safetensors": (write_folder, CONFIG, "model.safetensors", _header),
@@ -169,14 +210,14 @@ def _limited() -> Iterator[None]:
 
 
 def _outcome(path: Path) -> str:
-    """"a model", "refused", or what went wrong."""
+    """ "a model", "refused", or what went wrong."""
     try:
         with _limited():
             load(path)
         return "a model"
     except MappingError as error:
         text = str(error)
-        if "\n" in text or "\r" in text or len(text) - text.count(str(path)) * len(str(path)) > LONGEST:
+        if "\n" in text or "\r" in text or len(text) > LONGEST:
             return f"says something of {len(text)} characters or several lines: {text[:200]!r}"
         text.encode()
         return "refused"
@@ -231,9 +272,15 @@ def _run(numbers: range, wholes: Mapping[str, tuple[Path, Path]], keep: Path) ->
             print(f"input {number} ({kind}): {outcome}; kept as {keep / f'{number}-{file.name}'}", flush=True)
         file.write_bytes(content[kind])
         if done % 1000 == 0:
-            print(f"{done} of {len(numbers)}, {time.monotonic() - began:.0f} s, {wrong} wrong", file=sys.stderr, flush=True)
+            print(
+                f"{done} of {len(numbers)}, {time.monotonic() - began:.0f} s, {wrong} wrong",
+                file=sys.stderr,
+                flush=True,
+            )
     memory = _resident() - before
     for kind in KINDS:
         print(f"{kind:16} " + "  ".join(f"{outcomes[kind, each]:6} {each}" for each in ("a model", "refused", "WRONG")))
-    print(f"slowest {slowest[0]:.2f} s (input {slowest[1]}), memory grew by {memory / 1024:.0f} MB, {time.monotonic() - began:.0f} s")
+    print(
+        f"slowest {slowest[0]:.2f} s (input {slowest[1]}), memory grew by {memory / 1024:.0f} MB, {time.monotonic() - began:.0f} s"
+    )
     return wrong

@@ -405,10 +405,30 @@ def test_wrong_gguf_metadata(metadata: dict[str, Any], message: str, tmp_path: P
     refused(file, message)
 
 
-def test_gguf_with_llama3_divisors(tmp_path: Path) -> None:
-    divisors = {"rope_freqs.weight": torch.tensor([1.0, 1.0, 3.7, 8.0])}
-    file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=divisors)
-    refused(file, f"{file}: tensor 'rope_freqs.weight' divides RoPE's frequencies as llama3's scaling does")
+WRONG_DIVISORS = {
+    "too-few": ([1.0, 8.0], None, "rope_freqs.weight has 2 numbers, and RoPE turns 4 pairs"),
+    "nought": ([1.0, 0.0, 3.7, 8.0], None, "rope_freqs.weight is [1.0, 0.0, "),
+    "not-a-number": ([1.0, float("nan"), 3.7, 8.0], None, "and must be a list of numbers above 0"),
+    "beside-another-scaling": (
+        [1.0, 1.0, 3.7, 8.0],
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+        "rope_freqs.weight means nothing to llama.rope.scaling.type 'linear'; remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("numbers", "metadata", "message"), WRONG_DIVISORS.values(), ids=WRONG_DIVISORS)
+def test_gguf_with_wrong_divisors(
+    numbers: list[float], metadata: dict[str, Any] | None, message: str, tmp_path: Path
+) -> None:
+    divisors = {"rope_freqs.weight": torch.tensor(numbers)}
+    file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=divisors, metadata=metadata)
+    refused(file, message)
+
+
+def test_gguf_with_longropes_divisors(tmp_path: Path) -> None:
+    long = {f"rope_factors_{name}.weight": torch.ones(4) for name in ("long", "short")}
+    refused(write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=long), "holds longrope's divisors")
 
 
 # --- saving

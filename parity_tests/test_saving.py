@@ -1,4 +1,4 @@
-"""A save that is killed at any step of the file system leaves the old checkpoint or the new one, and does not hinder the next."""
+"""A save that is killed at any step of the file system leaves the old checkpoint or the new one, not in the way of the next."""
 
 import os
 import shutil
@@ -176,14 +176,21 @@ def test_saving_to_a_file(tmp_path: Path) -> None:
 
 
 def test_reading_while_it_is_replaced(tmp_path: Path) -> None:
-    models, folder = [new_model(tmp_path / "other"), load(write_folder(tmp_path / "old", CONFIG, tensors_of(CONFIG)))], tmp_path / "hf"
+    models, folder = (
+        [new_model(tmp_path / "other"), load(write_folder(tmp_path / "old", CONFIG, tensors_of(CONFIG)))],
+        tmp_path / "hf",
+    )
     both = [weights(tmp_path / name) for name in ("other", "old")]
     save(models[1], folder)
     reader = os.fork()
     if reader == 0:
         code = 1
         try:
-            code = 0 if all(any(same(found, each) for each in both) for found in (weights(folder) for _ in range(60))) else 2
+            code = (
+                0
+                if all(any(same(found, each) for each in both) for found in (weights(folder) for _ in range(60)))
+                else 2
+            )
         finally:
             os._exit(code)
     turn = 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weight_mapping.container import empty
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 from weight_mapping.json_file import require_file
 from weight_mapping.pickled import Made, Name, Stored, described
 from weight_mapping.zip_records import Record, records
@@ -68,16 +68,17 @@ class BinFile(Mapping[str, Tensor]):
             found, storages = (_old if _OLD in self._bytes[:32] else _zipped)(self._bytes)
         except (ValueError, OSError, RecursionError) as error:
             raise MappingError(
-                f"{path}: not a complete file of tensors and nothing else ({error}); fetch it again from a source you trust"
+                f"not a complete file of tensors and nothing else ({error}); fetch it again from a source you trust",
+                where=path,
             ) from error
         if not isinstance(found, dict) or not all(isinstance(x, Made) and type(n) is str for n, x in found.items()):
-            raise MappingError(f"{path}: holds more than tensors by name; save its state_dict alone")
+            raise MappingError("holds more than tensors by name; save its state_dict alone", where=path)
         self._tensors = {name: self._place(name, made, storages) for name, made in found.items()}
         if sum(math.prod(t.shape) * t.dtype.itemsize for t in set(self._tensors.values())) > len(self._bytes):
-            raise MappingError(f"{path}: its tensors overlap, and are more than the file; save a clone of each")
+            raise MappingError("its tensors overlap, and are more than the file; save a clone of each", where=path)
 
     def header(self, name: str) -> Tensor:
-        return empty(self._tensors[name].shape, self._tensors[name].dtype, f"{self.path}: tensor {name!r}")
+        return empty(self._tensors[name].shape, self._tensors[name].dtype, name, self.path)
 
     def __getitem__(self, name: str) -> Tensor:
         t = self._tensors[name]
@@ -95,11 +96,14 @@ class BinFile(Mapping[str, Tensor]):
 
     def _place(self, name: str, made: Made, storages: Mapping[str, Record]) -> _Placed:
         """Where a tensor lies, once everything said of it holds."""
-        where = f"{self.path}: tensor {name!r}"
+        what = f"tensor {named(name)}"
         while made.by == "_rebuild_parameter" and made.arguments and isinstance(made.arguments[0], Made):
             made = made.arguments[0]
         if made.by not in _STRIDED:
-            raise MappingError(f"{where} {_OTHERS.get(made.by, f'is of a special kind ({made.by}); save it as a plain one')}")
+            raise MappingError(
+                f"{what} {_OTHERS.get(made.by, f'is of a special kind ({made.by}); save it as a plain one')}",
+                where=self.path,
+            )
         try:
             stored, offset, shape, stride = made.arguments[:4]
             _, kind, key, _, n = stored.key[:5]
@@ -109,18 +113,22 @@ class BinFile(Mapping[str, Tensor]):
                 dtype = _DTYPES[made.arguments[6].name]
             record = storages[key]
         except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
-            raise MappingError(f"{where} has no storage in the file that can be read; fetch it again") from error
+            raise MappingError(
+                f"{what} has no storage in the file that can be read; fetch it again", where=self.path
+            ) from error
         if any(more):
-            raise MappingError(f"{where} is the conjugate or negative of what is stored; save a clone of it")
+            raise MappingError(
+                f"{what} is the conjugate or negative of what is stored; save a clone of it", where=self.path
+            )
         whole = (n, offset, *shape, *stride) if isinstance(shape, tuple) and isinstance(stride, tuple) else (None,)
         if not all(type(each) is int and 0 <= each < 1 << 62 for each in whole) or len(shape) != len(stride):
-            raise MappingError(f"{where} has no shape that can be read; fetch it again")
+            raise MappingError(f"{what} has no shape that can be read; fetch it again", where=self.path)
         held = record.size // dtype.itemsize
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if 0 not in shape and last >= held:
-            raise MappingError(f"{where} ends behind its storage; fetch it again")
+            raise MappingError(f"{what} ends behind its storage; fetch it again", where=self.path)
         if math.prod(shape) > held:
-            raise MappingError(f"{where} repeats what is stored; save a clone of it")
+            raise MappingError(f"{what} repeats what is stored; save a clone of it", where=self.path)
         return _Placed(record.start, record.size, dtype, offset, shape, stride)
 
 

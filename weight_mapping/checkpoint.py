@@ -25,8 +25,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             try:
                 return container(path)
             except OSError as error:
-                raise MappingError(f"{path}: cannot be read ({error.strerror}); see who may read it") from error
+                raise MappingError(f"cannot be read ({error.strerror}); see who may read it", where=path) from error
     if not path.exists():
-        raise MappingError(f"{path}: does not exist; give a checkpoint on this machine")
+        raise MappingError("does not exist; give a checkpoint on this machine", where=path)
     folder = f"a folder with {HFFolder.WEIGHTS}, {HFFolder.OLD_WEIGHTS} or an index of either"
-    raise MappingError(f"{path}: is neither {folder} nor a .gguf file")
+    raise MappingError(f"is neither {folder} nor a .gguf file", where=path)

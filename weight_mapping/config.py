@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 
 import torch
 
 from reference_impl.position import RopeConfig
+from reference_impl.rope_scaling import Divided
 from weight_mapping.container import Checkpoint, Value
 from weight_mapping.errors import MappingError
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Default, Family, Fields, Key, Layout, ReferenceConfig
-from weight_mapping.rope import SCALINGS
+from weight_mapping.rope import SCALINGS, as_llama3
 
 _FILE = {"hf": "config.json", "gguf": "GGUF metadata"}
 _TYPE_KEY = {"hf": "model_type", "gguf": "general.architecture"}
@@ -93,8 +94,9 @@ def parse_config(
 def read_config(checkpoint: Checkpoint) -> tuple[Family, ReferenceConfig]:
     """The same for a checkpoint, which completes its config by its tensors."""
     raw, layout, where = checkpoint.config, checkpoint.layout, str(checkpoint.config_file)
-    says = find_family(raw, layout, where).layouts[layout].tensors_say
-    implied: Fields = {field: look(checkpoint) for field, look in says.items()}
+    own = find_family(raw, layout, where).layouts[layout]
+    implied: Fields = {field: look(checkpoint) for field, look in own.tensors_say.items()}
+    raw = {**raw, **{key: look(checkpoint) for key, look in own.tensor_keys.items()}}
     return parse_config(raw, layout, where=where, tensors_say=implied)
 
 
@@ -104,7 +106,7 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     Raises MappingError when config.json has no way to say what `config` is.
     """
     layout = family.layouts["hf"]
-    values = _fields_of(config)
+    values = _fields_of(_sayable(config))
     out: dict[str, Value] = {"model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
     for key, entry in _first_keys(layout).items():
@@ -120,9 +122,21 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
         out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
         out |= {key: scaling[key] for key in SCALINGS[values["rope.type"]].beside}
     out["torch_dtype"] = str(dtype).removeprefix("torch.")
-    if parse_config(out, "hf")[1] != config:
+    if parse_config(out, "hf")[1] != _sayable(config):
         raise MappingError(f"config.json cannot say what {config} is")
     return out
+
+
+def _sayable(config: C) -> C:
+    """The config with its scaling under a name that config.json has for it. Raises MappingError where there is none."""
+    rope = vars(config).get("rope")
+    if not isinstance(rope, RopeConfig) or not isinstance(rope.scaling, Divided):
+        return config
+    said = as_llama3(rope.scaling, rope.theta, rope.width)
+    if said is None:
+        why = "has no word for divisors of RoPE's frequencies, and no llama3 scaling of Llama's own gives just these"
+        raise MappingError(f"config.json {why}: save the model that the GGUF file was made from")
+    return replace(config, rope=replace(rope, scaling=said))  # pyright: ignore[reportCallIssue]
 
 
 def is_harmless(key: str, layout: str, family: Family) -> bool:

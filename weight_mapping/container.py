@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from weight_mapping.errors import MappingError, MissingTensorError
+from weight_mapping.errors import MappingError, MissingTensorError, named
 from weight_mapping.json_file import Value, read_json
 
 __all__ = ["Checkpoint", "Value", "empty", "read_json"]
@@ -61,12 +61,14 @@ class Checkpoint(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool: ...
 
     def _missing(self, name: str) -> MissingTensorError:
-        return MissingTensorError(f"{self.file(name)}: tensor {name!r} is missing")
+        return MissingTensorError(f"tensor {named(name)} is missing", where=self.file(name))
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, where: str) -> Tensor:
-    """An empty tensor on the meta device. where: what has the shape, for the error when no tensor can."""
+def empty(shape: Sequence[int], dtype: torch.dtype, name: str, where: Path) -> Tensor:
+    """An empty tensor on the meta device. name, where: which has the shape, for the error when no tensor can."""
     try:
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
     except (RuntimeError, OverflowError, TypeError) as error:  # which of them depends on where the sizes overflow
-        raise MappingError(f"{where} has a shape that no tensor can have; fetch it again") from error
+        raise MappingError(
+            f"tensor {named(name)} has a shape that no tensor can have; fetch it again", where=where
+        ) from error

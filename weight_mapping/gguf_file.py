@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from weight_mapping.container import Checkpoint, Value, empty
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named, shown
 from weight_mapping.gguf_reader import Lists, Placed
 from weight_mapping.json_file import oddity, require_file
 
@@ -60,7 +60,7 @@ class GGUFFile(Checkpoint):
             for name in part.tensors:
                 if self._files.setdefault(name, file) != file:
                     where = f"{self._files[name].name} too; fetch both again"
-                    raise MappingError(f"{file}: tensor {name!r} is in {where}")
+                    raise MappingError(f"tensor {named(name)} is in {where}", where=file)
 
     @property
     def config_file(self) -> Path:
@@ -75,7 +75,7 @@ class GGUFFile(Checkpoint):
 
     def header(self, name: str) -> Tensor:
         tensor = self._find(name)
-        return empty(tensor.shape, self.PLAIN.get(tensor.type, torch.float32), f"{self.file(name)}: tensor {name!r}")
+        return empty(tensor.shape, self.PLAIN.get(tensor.type, torch.float32), name, self.file(name))
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._find(name)
@@ -89,7 +89,7 @@ class GGUFFile(Checkpoint):
             values = dequantize(np.asarray(data).reshape(*rows, -1), tensor.type)
         except NotImplementedError as error:
             why = f"is {tensor.type.name}, which gguf cannot dequantize; convert the file to another type"
-            raise MappingError(f"{self.file(name)}: tensor {name!r} {why}") from error
+            raise MappingError(f"tensor {named(name)} {why}", where=self.file(name)) from error
         # float32 comes as a view of the read-only map
         return torch.from_numpy(np.require(values, np.float32, "W")).reshape(tensor.shape)
 
@@ -115,29 +115,31 @@ def _lists(path: Path) -> Lists:
     except MappingError:
         raise
     except (ValueError, OSError) as error:
-        raise MappingError(f"{path}: not a complete GGUF file ({error}); fetch it again") from error
+        raise MappingError(f"not a complete GGUF file ({error}); fetch it again", where=path) from error
 
 
 def _whole(path: Path, count: Value) -> dict[Path, Lists]:
     """The parts of a file that was split, in order, from any of them."""
-    named = GGUFFile.PART.fullmatch(path.name)
-    if named is None or type(count) is not int or int(named[3]) != count or not 1 < count <= MOST_PARTS:
-        name = path.name if named is None else f"{named[1]}{named[2]}-of-{named[3]}{named[4]}"
-        raise MappingError(f"{path}: is one of {count!r} parts, and {name!r} says otherwise; give all parts their names back")
+    match = GGUFFile.PART.fullmatch(path.name)
+    if match is None or type(count) is not int or int(match[3]) != count or not 1 < count <= MOST_PARTS:
+        name = path.name if match is None else f"{match[1]}{match[2]}-of-{match[3]}{match[4]}"
+        raise MappingError(
+            f"is one of {shown(count)} parts, and {named(name)} says otherwise; give all parts their names back",
+            where=path,
+        )
     parts: dict[Path, Lists] = {}
     for i in range(count):
-        part = path.with_name(f"{named[1]}{i + 1:05}-of-{count:05}{named[4]}")
+        part = path.with_name(f"{match[1]}{i + 1:05}-of-{count:05}{match[4]}")
         if oddity(part):
-            raise MappingError(f"{part}: is {oddity(part)}, and {path.name!r} is one of {count} parts; fetch it")
+            raise MappingError(
+                f"is {oddity(part)}, and {named(path.name)} is one of {count} parts; fetch it", where=part
+            )
         parts[part] = lists = _lists(part)
         if (lists.metadata.get("split.no"), lists.metadata.get("split.count")) != (i, count):
-            raise MappingError(f"{part}: is not part {i + 1} of {count} of its set; fetch it again")
+            raise MappingError(f"is not part {i + 1} of {count} of its set; fetch it again", where=part)
     held = sum(len(lists.tensors) for lists in parts.values())
-    said = {lists.metadata.get("split.tensors.count") for lists in parts.values()}
-    if said != {held}:
-        raise MappingError(f"{path}: the {count} parts hold {held} tensors and say {_said(said)}; fetch them from one place")
+    for part, lists in parts.items():
+        if (said := lists.metadata.get("split.tensors.count")) != held:
+            why = f"says that the {count} parts hold {shown(said)} tensors, and they hold {held}"
+            raise MappingError(f"{why}; fetch all from one place", where=part)
     return parts
-
-
-def _said(counts: set[Value]) -> str:
-    return " or ".join(sorted(map(repr, counts)))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 from weight_mapping.json_file import Value
 
 MOST_KEYS, MOST_ELEMENTS, MOST_TENSORS = 10_000, 1_500_000, 50_000
@@ -37,13 +37,13 @@ class Lists:
         if path.stat().st_size == 0:
             raise ValueError("it is empty")
         self.data = np.memmap(path, mode="r")
-        self._view = memoryview(np.asarray(self.data))  # cheaper to cut pieces from
+        self._view = np.asarray(self.data).data  # cheaper to cut pieces from
         self._at, self._elements = 0, 0
         if bytes(self._take(4)) != b"GGUF":
             raise ValueError("GGUF magic invalid")
         version = self._number(_U32)
         if not version & 0xFFFF:
-            raise MappingError(f"{path}: is a GGUF of the other byte order; convert it to this machine's")
+            raise MappingError("is a GGUF of the other byte order; convert it to this machine's", where=path)
         if version not in (2, 3):
             raise ValueError(f"version {version} is not supported, 2 and 3 are")
         n_tensors, n_keys = self._number(_U64), self._number(_U64)
@@ -84,7 +84,7 @@ class Lists:
         kind, count = self._kind(), self._number(_U64)
         self._elements += count
         if kind == "list":
-            raise ValueError(f"its key {name!r} is a list of lists, which no checkpoint needs")
+            raise ValueError(f"its key {named(name)} is a list of lists, which no checkpoint needs")
         if self._elements > MOST_ELEMENTS and count <= len(self.data):  # else the list ends behind the file
             raise ValueError(f"its lists have more than {MOST_ELEMENTS:,} elements")
         if kind != "text":
@@ -100,7 +100,7 @@ class Lists:
     def _tensor(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
         name, n_axes = self._text(), self._number(_U32)
         if n_axes > 8:
-            raise ValueError(f"its tensor {name!r} has {n_axes} axes")
+            raise ValueError(f"its tensor {named(name)} has {n_axes} axes")
         shape = tuple(self._number(_U64) for _ in range(n_axes))[::-1]
         return name, (shape, self._number(_U32), self._number(_U64))
 
@@ -109,7 +109,7 @@ def _once(what: str, pairs: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -
     seen: set[str] = set()
     for name, value in pairs:
         if name in seen:
-            raise ValueError(f"it has the {what} {name!r} twice")
+            raise ValueError(f"it has the {what} {named(name)} twice")
         seen.add(name)
         yield name, value
 
@@ -117,11 +117,11 @@ def _once(what: str, pairs: Iterator[tuple[str, Any]] | list[tuple[str, Any]]) -
 def _placed(name: str, begin: int, end: int, shape: tuple[int, ...], kind: int, offset: int) -> Placed:
     """Where a tensor lies in a file whose data begins and ends there."""
     if kind not in GGMLQuantizationType._value2member_map_:
-        raise ValueError(f"its tensor {name!r} has the unknown type {kind}")
+        raise ValueError(f"its tensor {named(name)} has the unknown type {kind}")
     of = GGMLQuantizationType(kind)
     block, width = GGML_QUANT_SIZES[of]
     if shape and shape[-1] % block:
-        raise ValueError(f"its tensor {name!r} has rows of {shape[-1]}, and {of.name} has blocks of {block}")
+        raise ValueError(f"its tensor {named(name)} has rows of {shape[-1]}, and {of.name} has blocks of {block}")
     size = math.prod(shape) // block * width
     if begin + offset + size > end:
         raise ValueError("it ends too early")

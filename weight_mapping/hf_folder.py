@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weight_mapping.bin_file import BinFile
 from weight_mapping.container import Checkpoint, Value, read_json
-from weight_mapping.errors import MappingError, MissingTensorError, shown
+from weight_mapping.errors import MappingError, MissingTensorError, named
 from weight_mapping.json_file import oddity
 from weight_mapping.safetensors_file import SafetensorsFile
 
@@ -96,32 +96,32 @@ class HFFolder(Checkpoint):
         except FileNotFoundError:
             same = False
         if not same:
-            raise MappingError(f"{self.path}: was replaced while it was being read; load it again")
+            raise MappingError("was replaced while it was being read; load it again", where=self.path)
 
     def _check_shard(self, file: str, shard: Shard) -> None:
         for name in self._listed[file]:
             if name not in shard:
                 why = f"is missing, and {self._listing} puts it here"
-                raise MissingTensorError(f"{shard.path}: tensor {name!r} {why}; fetch both again")
+                raise MissingTensorError(f"tensor {named(name)} {why}; fetch both again", where=shard.path)
         for name in shard:
             if self._files.get(name) != file:
                 why = f"is unexpected, {self._listing} does not put it here"
-                raise MappingError(f"{shard.path}: tensor {name!r} {why}; fetch both again")
+                raise MappingError(f"tensor {named(name)} {why}; fetch both again", where=shard.path)
 
     def _read_index(self) -> dict[str, str]:
         index = self.path / self._listing
         files = read_json(index).get("weight_map")
         if not isinstance(files, dict):
-            raise MappingError(f"{index}: has no 'weight_map' from tensors to files; fetch it again")
+            raise MappingError("has no 'weight_map' from tensors to files; fetch it again", where=index)
         out: dict[str, str] = {}
         for name, file in files.items():
             if not isinstance(file, str) or not _is_name(file):
-                why = f"in {shown(file)}, which is no name of a file in its folder; fetch it again from a source you trust"
-                raise MappingError(f"{index}: puts tensor {shown(name)} {why}")
+                why = f"in {named(file)}, which is no name of a file in its folder; fetch it again from a source you trust"
+                raise MappingError(f"puts tensor {named(name)} {why}", where=index)
             out[name] = file
         for file in dict.fromkeys(out.values()):
             if what := oddity(self.path / file):
-                raise MappingError(f"{index}: names the shard {file!r}, which is {what}; fetch it")
+                raise MappingError(f"names the shard {named(file)}, which is {what}; fetch it", where=index)
         return out
 
 

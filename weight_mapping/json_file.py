@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import TypeAlias
 
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 
 Value: TypeAlias = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
 """What JSON or GGUF metadata holds."""
@@ -40,7 +40,9 @@ def oddity(path: Path) -> str | None:
 def require_file(path: Path) -> None:
     """Raise MappingError unless `path` is a file."""
     if what := oddity(path):
-        raise MappingError(f"{path}: is {what}{'' if what == 'missing' else ', not a file'}; put the checkpoint's own there")
+        raise MappingError(
+            f"is {what}{'' if what == 'missing' else ', not a file'}; put the checkpoint's own there", where=path
+        )
 
 
 def read_json(path: Path) -> dict[str, Value]:
@@ -50,9 +52,9 @@ def read_json(path: Path) -> dict[str, Value]:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MOST_BYTES else b""
     except OSError as error:
-        raise MappingError(f"{path}: cannot be read ({error.strerror}); see who may read it") from error
+        raise MappingError(f"cannot be read ({error.strerror}); see who may read it", where=path) from error
     if size > MOST_BYTES:
-        raise MappingError(f"{path}: has {size:,} bytes, and no such file needs them; fetch it again")
+        raise MappingError(f"has {size:,} bytes, and no such file needs them; fetch it again", where=path)
     return parse_json(data, path)
 
 
@@ -64,19 +66,21 @@ def parse_json(data: bytes, path: Path) -> dict[str, Value]:
         if len(found) < len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-            raise MappingError(f"{path}: has the key {twice!r} twice; keep one")
+            raise MappingError(f"has the key {named(twice)} twice; keep one", where=path)
         return found
 
     if sum(map(data.count, b",[{")) > MOST_VALUES:
-        raise MappingError(f"{path}: lists more than {MOST_VALUES:,} values, and no checkpoint has them; fetch it again")
+        raise MappingError(
+            f"lists more than {MOST_VALUES:,} values, and no checkpoint has them; fetch it again", where=path
+        )
     try:
         content = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except RecursionError as error:
-        raise MappingError(f"{path}: is nested deeper than any config is; fetch it again") from error
+        raise MappingError("is nested deeper than any config is; fetch it again", where=path) from error
     except MappingError:
         raise
     except ValueError as error:  # no JSON, no UTF-8, or a number of more digits than Python reads
-        raise MappingError(f"{path}: is not valid JSON ({error}); fetch it again") from error
+        raise MappingError(f"is not valid JSON ({error}); fetch it again", where=path) from error
     if not isinstance(content, dict):
-        raise MappingError(f"{path}: holds no JSON object; fetch it again")
+        raise MappingError("holds no JSON object; fetch it again", where=path)
     return content

@@ -131,12 +131,13 @@ def _extend(target: Any, items: Any) -> None:
 
 
 def described(stream: mmap) -> Any:
-    """What the pickle that begins where the file stands describes; it then stands behind. Raises ValueError, also when it ends early.
+    """What the pickle that begins where the file stands describes; it then stands behind. Raises ValueError, also when it ends
+    early.
 
     stream: mapped, so that a text said to be longer than the file is no memory asked for.
     """
     machine = _Machine()
-    for n, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+    for n, (opcode, argument, _) in enumerate(pickletools.genops(stream)):  # pyright: ignore[reportArgumentType]
         if n > MOST_STEPS:
             raise ValueError("its pickle is longer than any file of tensors needs")
         if opcode.name == "STOP":

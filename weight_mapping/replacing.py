@@ -41,7 +41,7 @@ def replacing(path: Path, is_ours: Callable[[str], bool]) -> Iterator[Path]:
     beside = not existed or (not os.path.ismount(path) and os.access(path.parent, os.W_OK))
     if not beside and any(is_ours(name) for name in os.listdir(path)):
         why = "it is a mount point, or the folder around it is read-only"
-        raise MappingError(f"{path}: cannot be replaced as a whole ({why}); save to another folder")
+        raise MappingError(f"cannot be replaced as a whole ({why}); save to another folder", where=path)
     with _stage(path.parent if beside else path, path.name) as stage:
         new = stage / _NEW
         new.mkdir()
@@ -167,7 +167,10 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def _clear(folder: Path, name: str) -> None:
-    """Clear away the stages of `folder / name` that nobody writes, those inside it too. An old folder without its successor goes back."""
+    """Clear away the stages of `folder / name` that nobody writes, those inside it too.
+
+    An old folder without its successor goes back.
+    """
     if fcntl is None:
         return
     here = folder / name

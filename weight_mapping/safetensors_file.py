@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weight_mapping.container import empty
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 from weight_mapping.json_file import MOST_BYTES, require_file
 
 _DTYPES = {
@@ -40,7 +40,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
             self._check_size_of_header()
             self._file = safe_open(path, framework="pt")
         except (SafetensorError, OSError) as error:
-            raise MappingError(f"{path}: not a complete safetensors file ({error}); fetch it again") from error
+            raise MappingError(f"not a complete safetensors file ({error}); fetch it again", where=path) from error
         self._names = frozenset(self._file.keys())
 
     def _check_size_of_header(self) -> None:
@@ -49,15 +49,16 @@ class SafetensorsFile(Mapping[str, Tensor]):
             size = int.from_bytes(file.read(8), "little")
             header = file.read(min(size, MOST_BYTES + 1))
         if len(header) > MOST_BYTES or sum(map(header.count, b",[{")) > 8 * MOST_TENSORS:
-            raise MappingError(f"{self.path}: lists more tensors than any checkpoint has; fetch it again")
+            raise MappingError("lists more tensors than any checkpoint has; fetch it again", where=self.path)
 
     def header(self, name: str) -> Tensor:
         piece = self._file.get_slice(name)
         if piece.get_dtype() not in _DTYPES:
             raise MappingError(
-                f"{self.path}: tensor {name!r} has the unknown dtype {piece.get_dtype()}; store it as bfloat16 or float32"
+                f"tensor {named(name)} has the unknown dtype {piece.get_dtype()}; store it as bfloat16 or float32",
+                where=self.path,
             )
-        return empty(piece.get_shape(), _DTYPES[piece.get_dtype()], f"{self.path}: tensor {name!r}")
+        return empty(piece.get_shape(), _DTYPES[piece.get_dtype()], name, self.path)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._file.get_tensor(name)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weight_mapping.config import is_harmless, render_config
 from weight_mapping.container import Value
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 from weight_mapping.hf_folder import HFFolder
 from weight_mapping.json_file import oddity
 from weight_mapping.loading import family_of, parameters_of, plan_for
@@ -39,7 +39,7 @@ def save(
     parameters = {name: t.detach() for name, t in parameters_of(model).items()}
     for name, tensor in parameters.items():
         if tensor.is_meta:
-            raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save")
+            raise MappingError(f"parameter {named(name)} is on the meta device, so there is nothing to save")
     trained = parameters_of(model, buffers=False)  # a buffer may be kept in float32 beside weights in bfloat16
     dtype = reduce(torch.promote_types, (t.dtype for t in trained.values()))
     written = render_config(family, config, dtype)
@@ -47,9 +47,9 @@ def save(
         if key in written or not is_harmless(key, "hf", family):
             raise MappingError(f"extra key {key!r} is not one that changes no result; leave it out")
     if oddity(path) not in (None, "missing", "a folder") or path.is_file():
-        raise MappingError(f"{path}: is {oddity(path) or 'a file'}; give a folder")
+        raise MappingError(f"is {oddity(path) or 'a file'}; give a folder", where=path)
     if path.exists() and not overwrite and not all(map(is_stage, os.listdir(path))):
-        raise MappingError(f"{path}: is not empty; give another folder, or overwrite=True")
+        raise MappingError("is not empty; give another folder, or overwrite=True", where=path)
 
     tensors = plan_for(family, config, "hf").backward(parameters)
     with replacing(path, _is_ours) as folder:

@@ -49,7 +49,9 @@ def _records(file: mmap) -> Iterator[tuple[str, Record]]:
     for _ in range(count):
         if at + _ENTRY.size > len(file):
             raise ValueError("its list of records is damaged")
-        signature, _, _, flags, method, *_, packed, size, n, extra, comment, _, _, _, local = _ENTRY.unpack_from(file, at)
+        signature, _, _, flags, method, *_, packed, size, n, extra, comment, _, _, _, local = _ENTRY.unpack_from(
+            file, at
+        )
         if signature != b"PK\1\2":
             raise ValueError("its list of records is damaged")
         text = file[at + _ENTRY.size : at + _ENTRY.size + n].decode("utf-8")

@@ -50,7 +50,7 @@ def _table(config: BertConfig, bias: Rule, *, drops: tuple[Drop, ...] = (), alia
         ),
         drops=(*_drops(config, trunk), *drops),
         aliases=(
-            Alias("bert.*", "*") if trunk else Alias("*", "bert.*"),
+            *(() if trunk else (Alias("*", "bert.*"),)),
             Alias("*LayerNorm.weight", "*LayerNorm.gamma"),  # names of TensorFlow, and of what 5.0 to 5.5 saved
             Alias("*LayerNorm.bias", "*LayerNorm.beta"),
             *aliases,
@@ -178,4 +178,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="bert.",
 )

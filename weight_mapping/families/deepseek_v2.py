@@ -5,7 +5,19 @@ from dataclasses import replace
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.deepseek_v2 import DeepseekV2Config, DeepseekV2Model
 from weight_mapping import hf_decoder, hf_experts
-from weight_mapping.family import COUNT, COUNT_OR_NULL, FLAG, POSITIVE, PROBABILITY, WHOLE, Check, Family, Key, Layout, given
+from weight_mapping.family import (
+    COUNT,
+    COUNT_OR_NULL,
+    FLAG,
+    POSITIVE,
+    PROBABILITY,
+    WHOLE,
+    Check,
+    Family,
+    Key,
+    Layout,
+    given,
+)
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import Rule, Table, rename
 
@@ -140,4 +152,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )

@@ -170,4 +170,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5, "absorbed": absorbed},
+    trunk="model.",
 )

@@ -3,7 +3,7 @@
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 from weight_mapping.family import COUNT, FLAG, POSITIVE, PROBABILITY, TEXT, Check, Family, Key, Layout
-from weight_mapping.rules import Alias, Drop, Rule, Split, Table, Transpose, rename, tie
+from weight_mapping.rules import Drop, Rule, Split, Table, Transpose, rename, tie
 
 HERE, THERE = "transformer.h.{layer}.", "layers.{layer}."
 
@@ -34,7 +34,6 @@ def hf(config: GPT2Config) -> Table:
             for block in ("attn", "crossattention")
             for name in ("bias", "masked_bias")
         ),
-        aliases=(Alias("transformer.*", "*"),),  # the hub's gpt2 was saved without its head, and so without the prefix
     )
 
 
@@ -107,4 +106,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="transformer.",
 )

@@ -82,14 +82,11 @@ FAMILY = Family(
         ),
         "gguf": Layout(
             names=("llama",),
-            keys=gguf_decoder.keys("llama"),
-            only={
-                "llama.expert_count": (0,),
-                "llama.expert_used_count": (0,),
-                "llama.rope.scaling.attn_factor": (1.0,),
-            },
+            keys=gguf_decoder.keys("llama") | gguf_decoder.DIVISORS_KEY,
+            only=gguf_decoder.only("llama"),
             harmless=("llama.tensor_data_layout", "llama.rope.scaling.finetuned"),
-            defaults=_DEFAULTS,
+            defaults={**_DEFAULTS, "rope.type": lambda f: "divided" if "rope.divisors" in f else "default"},
+            tensor_keys={gguf_decoder.DIVISORS: gguf_decoder.divisors},
             tensors_say={
                 **gguf_decoder.TENSORS_SAY,
                 "attention_bias": lambda c: "blk.0.attn_q.bias" in c,
@@ -98,4 +95,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "gguf": gguf, "transformers5": hf},
+    trunk="model.",
 )

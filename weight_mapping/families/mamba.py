@@ -85,4 +85,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="backbone.",
 )

@@ -68,4 +68,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="model.",
 )

@@ -89,4 +89,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )

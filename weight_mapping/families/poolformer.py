@@ -103,4 +103,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="poolformer.",
 )

@@ -94,4 +94,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )
