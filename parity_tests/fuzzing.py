@@ -280,7 +280,6 @@ def _run(numbers: range, wholes: Mapping[str, tuple[Path, Path]], keep: Path) ->
     memory = _resident() - before
     for kind in KINDS:
         print(f"{kind:16} " + "  ".join(f"{outcomes[kind, each]:6} {each}" for each in ("a model", "refused", "WRONG")))
-    print(
-        f"slowest {slowest[0]:.2f} s (input {slowest[1]}), memory grew by {memory / 1024:.0f} MB, {time.monotonic() - began:.0f} s"
-    )
+    took = time.monotonic() - began
+    print(f"slowest {slowest[0]:.2f} s (input {slowest[1]}), memory grew by {memory / 1024:.0f} MB, {took:.0f} s")
     return wrong
