@@ -382,7 +382,7 @@ def test_wrong_config(changes: dict[str, Any], message: str) -> None:
 WRONG_METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-key": ({"llama.logit_scale": 2.0}, "the key 'llama.logit_scale' is unknown and could change the maths"),
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8, and only 0 is supported"),
-    "split": ({"split.count": 2}, "split.count is 2, and only 0 or 1 is supported"),
+    "split": ({"split.count": 2}, "is one of 2 parts, and 'model.gguf' says otherwise; give all parts their names back"),
     "lacking": ({"llama.embedding_length": None}, "lacks the key 'llama.embedding_length'; add it"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported yet"),
     "value-length": ({"llama.attention.value_length": 6}, "llama.attention.value_length 6 contradicts"),

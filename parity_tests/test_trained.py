@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import weight_mapping
 from fixtures import real
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, from_ids

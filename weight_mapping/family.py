@@ -52,10 +52,16 @@ def _numbers(value: Value) -> tuple[float, ...] | None:
     return found if found and len(found) == len(numbers) else None
 
 
-COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
-COUNT_OR_NULL = replace(COUNT, says="a whole number above 0 or null", absent=(), null=True)
-WHOLE = Kind("a whole number of 0 or more", lambda v: v if type(v) is int and v >= 0 else None)
-WHOLE_OR_NULL = replace(WHOLE, says="a whole number of 0 or more or null", absent=(), null=True)
+MOST = 2**53
+"""The largest size that every reader of JSON has exactly."""
+MOST_LAYERS = 100_000
+"""More than any file has, and few enough to say something of each."""
+
+COUNT = Kind(f"a whole number above 0, up to {MOST}", lambda v: v if type(v) is int and 0 < v <= MOST else None)
+COUNT_OR_NULL = replace(COUNT, says=f"{COUNT.says}, or null", absent=(), null=True)
+LAYERS = Kind(f"a whole number above 0, up to {MOST_LAYERS}", lambda v: v if type(v) is int and 0 < v <= MOST_LAYERS else None)
+WHOLE = Kind(f"a whole number of 0 or more, up to {MOST}", lambda v: v if type(v) is int and 0 <= v <= MOST else None)
+WHOLE_OR_NULL = replace(WHOLE, says=f"{WHOLE.says}, or null", absent=(), null=True)
 POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
 AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
 PROBABILITY = Kind("a number from 0 to 1", lambda v: None if (p := _number(v, 0)) is None or p > 1 else p)

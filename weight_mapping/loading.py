@@ -1,6 +1,7 @@
 """A model of the reference from a checkpoint alone."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,13 @@ from weight_mapping.errors import MappingError, TensorError, shown
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import ALSO, C, Family, Layout, ReferenceConfig
 from weight_mapping.patterns import found
-from weight_mapping.plan import Plan, longest_index, plan, source_of
+from weight_mapping.plan import Plan, longest_index, n_names, plan, source_of
 from weight_mapping.rules import Table
+
+FEW_NAMES = 100_000
+"""So many are spelled out at once, whatever the file holds."""
+MOST_TRIED = 15_000
+"""Names of tensors spelled out to find the key at fault: a second."""
 
 
 def parameters_of(model: nn.Module, *, buffers: bool = True) -> dict[str, Tensor]:
@@ -54,8 +60,14 @@ def plan_for(family: Family[C], config: C, layout: str, *, buffers: bool = True)
 
 
 def _empty(family: Family[C], config: C) -> nn.Module:
-    with torch.device("meta"):
-        return family.model(config)
+    try:
+        with torch.device("meta"):
+            return family.model(config)
+    except (RuntimeError, OverflowError) as error:  # on this device nothing else can go wrong
+        sizes = {name: value for name, value in vars(config).items() if type(value) is int}
+        largest = max(sizes, key=lambda name: sizes[name])
+        why = f"no tensor can be so large as the sizes ask for, {largest} {sizes[largest]} above all"
+        raise MappingError(f"{why}; correct the config") from error
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
@@ -66,6 +78,25 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     Raises MappingError when a tensor is missing, unexpected or of another shape or kind than the config asks for, when
     the config has a key that is not understood, when a file is damaged, or when dtypes are mixed and nothing says more.
     """
+    for last in (*9 * [False], True):
+        before = _identity(path)
+        try:
+            return _load(path, dtype, device)
+        except MappingError:  # read anew where another was put in its place meanwhile, as `save` does
+            if last or _identity(path) == before:
+                raise
+    raise AssertionError
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a null character in the name
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _load(path: str | Path, dtype: torch.dtype | None, device: torch.device | str) -> Any:
     checkpoint = open_checkpoint(path)
     family, config = read_config(checkpoint)
     mapping = _mapping(checkpoint, family, config)  # which is small for a file that asks for too much
@@ -110,7 +141,16 @@ def _mapping(checkpoint: Checkpoint, family: Family[C], config: C) -> Plan:
             f"asks for {n} times {index!r}, and there are only {len(checkpoint)} tensors; correct it or fetch it again"
         )
         raise MappingError(few, where=checkpoint.config_file)
-    return plan_for(family, config, layout).spelled_as(checkpoint.keys())
+    names = n_names(family.table(layout, config))
+    if names > max(10 * len(checkpoint), FEW_NAMES):
+        few = f"asks for {names} tensors, and there are only {len(checkpoint)}; correct it or fetch it again"
+        raise MappingError(few, where=checkpoint.config_file)
+    try:
+        return plan_for(family, config, layout).spelled_as(checkpoint.keys())
+    except TensorError:
+        raise
+    except MappingError as error:  # of sizes that no tensor can have
+        raise MappingError(error, where=checkpoint.config_file) from error
 
 
 @contextmanager
@@ -156,8 +196,12 @@ def _blame(
     asked = expected(config)
     found = checkpoint.shape(tensor) if tensor in checkpoint else None
     layout = family.layouts[checkpoint.layout]
+    left = MOST_TRIED
     for field in dataclasses.fields(config):
         for changed in _neighbours(family, config, layout, field.name):
+            left -= n_names(family.table(layout_name, changed))
+            if left < 0:
+                return
             other = expected(changed)
             if asked is None or found is None:
                 matters = (asked is None) != (other is None)

@@ -1,6 +1,7 @@
 """A table expanded for one model and checked: it takes tensors from a file's layout to the model's, and back."""
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -178,6 +179,13 @@ def longest_index(table: Table) -> tuple[int, str]:
     """How many copies of a rule a table makes at most, and by which index: to be seen before any is spelled out."""
     shared = (set.intersection(*map(indices, rule.sources + rule.targets)) for rule in table.rules)
     return max((len(table.index[name]), name) for name in set.union(*shared))
+
+
+def n_names(table: Table) -> int:
+    """How many names of tensors a table comes to when it is spelled out: how long that takes, too."""
+    return sum(
+        math.prod(len(table.index[name]) for name in indices(source)) for rule in table.rules for source in rule.sources
+    )
 
 
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.bert import BertConfig, BertModel, Heads
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, WHOLE, Check, Family, Key, Kind, Layout
+from weight_mapping.family import COUNT, FLAG, POSITIVE, PROBABILITY, TEXT, WHOLE, Check, Family, Key, Kind, Layout
 from weight_mapping.rules import Alias, Drop, Rule, Table, rename, tie
 
 HEAD = "cls.predictions."
@@ -148,8 +148,8 @@ FAMILY = Family(
                 "add_cross_attention": Key("cross_attention", FLAG),
                 "tie_word_embeddings": Key("tied_head", FLAG),
                 "pad_token_id": Key("pad_id", _TOKEN_OR_NULL),
-                "hidden_dropout_prob": Key("dropout", AMOUNT),
-                "attention_probs_dropout_prob": Key("attention_dropout", AMOUNT),
+                "hidden_dropout_prob": Key("dropout", PROBABILITY),
+                "attention_probs_dropout_prob": Key("attention_dropout", PROBABILITY),
             },
             only={
                 "position_embedding_type": (None, "absolute"),
