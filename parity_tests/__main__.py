@@ -77,6 +77,18 @@ def known(arguments: Sequence[str]) -> int:
     return 0
 
 
+def fuzz(arguments: Sequence[str]) -> int:
+    """Load damaged checkpoints, 2,000 or as many as are asked for: each ends as a model or as one sentence."""
+    from parity_tests import fuzzing
+
+    parser = argparse.ArgumentParser(prog="python -m parity_tests fuzz", description=fuzz.__doc__)
+    parser.add_argument("n", type=int, nargs="?", default=2000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first, to try one again")
+    parser.add_argument("--keep", type=Path, default=Path("parity-report/fuzz"), help="where those go that end otherwise")
+    chosen = parser.parse_args(arguments)
+    return min(fuzzing.run(chosen.n, chosen.keep, chosen.first), 1)
+
+
 def rows(arguments: Sequence[str]) -> int:
     """Run every test, and print which of them show which row of the seeds."""
     return pytest.main(["-q", "--no-header", *_jobs(), "--rows", *arguments])
@@ -90,6 +102,7 @@ COMMANDS = {
     "facts": facts,
     "flags": flags,
     "known": known,
+    "fuzz": fuzz,
     "rows": rows,
 }
 

@@ -382,7 +382,7 @@ def test_wrong_config(changes: dict[str, Any], message: str) -> None:
 WRONG_METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "unknown-key": ({"llama.logit_scale": 2.0}, "the key 'llama.logit_scale' is unknown and could change the maths"),
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8, and only 0 is supported"),
-    "split": ({"split.count": 2}, "split.count is 2, and only 0 or 1 is supported"),
+    "split": ({"split.count": 2}, "is one of 2 parts, and 'model.gguf' says otherwise; give all parts their names back"),
     "lacking": ({"llama.embedding_length": None}, "lacks the key 'llama.embedding_length'; add it"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported yet"),
     "value-length": ({"llama.attention.value_length": 6}, "llama.attention.value_length 6 contradicts"),
@@ -405,10 +405,69 @@ def test_wrong_gguf_metadata(metadata: dict[str, Any], message: str, tmp_path: P
     refused(file, message)
 
 
-def test_gguf_with_llama3_divisors(tmp_path: Path) -> None:
-    divisors = {"rope_freqs.weight": torch.tensor([1.0, 1.0, 3.7, 8.0])}
-    file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=divisors)
-    refused(file, f"{file}: tensor 'rope_freqs.weight' divides RoPE's frequencies as llama3's scaling does")
+WRONG_DIVISORS = {
+    "too-few": ([1.0, 8.0], None, "rope_freqs.weight has 2 numbers, and RoPE turns 4 pairs"),
+    "nought": ([1.0, 0.0, 3.7, 8.0], None, "rope_freqs.weight is [1.0, 0.0, "),
+    "not-a-number": ([1.0, float("nan"), 3.7, 8.0], None, "and must be a list of numbers above 0"),
+    "beside-another-scaling": (
+        [1.0, 1.0, 3.7, 8.0],
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+        "rope_freqs.weight means nothing to llama.rope.scaling.type 'linear'; remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("numbers", "metadata", "message"), WRONG_DIVISORS.values(), ids=WRONG_DIVISORS)
+def test_gguf_with_wrong_divisors(
+    numbers: list[float], metadata: dict[str, Any] | None, message: str, tmp_path: Path
+) -> None:
+    divisors = {"rope_freqs.weight": torch.tensor(numbers)}
+    file = write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=divisors, metadata=metadata)
+    refused(file, message)
+
+
+def test_gguf_with_longropes_divisors(tmp_path: Path) -> None:
+    long = {f"rope_factors_{name}.weight": torch.ones(4) for name in ("long", "short")}
+    refused(write_gguf(tmp_path / "model.gguf", CONFIG, TENSORS, extra=long), "holds longrope's divisors")
+
+
+# --- messages, whatever stands in the file
+
+FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
+    "string": ({"hidden_size": "x" * 10**7}, {}, "hidden_size is \"xxx"),
+    "list": ({"rope_scaling": list(range(10**6))}, {}, "rope_scaling is [0, 1, 2, "),
+    "object": ({"quantization_config": {"a" * 10**6: 1}}, {}, "take or make a copy of the checkpoint in bfloat16"),
+    "number": ({"num_key_value_heads": 10**300}, {}, "num_key_value_heads"),
+    "key": ({"k" * 10**7: 1}, {}, "is unknown and could change the maths; remove it if it does not"),
+    "model_type": ({"model_type": "x" * 10**7}, {}, "is not supported; supported are bart"),
+    "control-characters": ({"a\nb\x1b[31m\u2028": 1}, {}, "is unknown and could change the maths"),
+    "name": ({}, {"m" * 10**6: torch.ones(2)}, "is unexpected, no rule takes it"),
+    "name-with-newlines": ({}, {"a\nb\r\x00": torch.ones(2)}, "is unexpected, no rule takes it"),
+}
+
+
+@pytest.mark.parametrize(("config", "tensors", "message"), FOREIGN.values(), ids=FOREIGN)
+def test_a_message_stays_one_short_line(
+    config: dict[str, Any], tensors: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, {**CONFIG, **config}, {**TENSORS, **tensors})
+    with pytest.raises(MappingError) as error:
+        load(folder)
+    said = str(error.value)
+    assert message in said
+    assert said.startswith(f"{folder / ('config.json' if config else 'model.safetensors')}: ")
+    assert len(said) <= 400
+    assert said.isprintable()
+
+
+def test_any_error_is_cut_in_its_middle_and_its_path_is_whole() -> None:
+    where = "/a" * 150 + "/config.json"
+    said = str(MappingError("first " + "x\n" * 10**5 + " last", where=where))
+    assert said.startswith(f"{where}: first x")
+    assert said.endswith(" last")
+    assert said.isprintable()
+    assert len(said) <= len(where) + 2 + 200
+    assert len(str(MappingError("y" * 10**6))) == 400
 
 
 # --- saving

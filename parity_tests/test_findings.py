@@ -10,7 +10,12 @@ import pytest
 import torch
 import transformers
 
+import weight_mapping
+from parity_tests.families import FAMILIES
+from parity_tests.families.scaling_deviations import DIVISORS_DROPPED
 from parity_tests.harness import hf
+from parity_tests.harness.compare import BAR, largest_relative
+from parity_tests.harness.lens import Lens
 from parity_tests.harness.record import Known
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_gguf
 from reference_impl.losses import language_model_loss
@@ -76,6 +81,24 @@ def qwen3_gguf(tmp_path: Path) -> bool:
     write_gguf(tmp_path / "model.gguf", config, tensors_of(config), permute=False)
     load = transformers.AutoModelForCausalLM.from_pretrained
     return raises("RuntimeError", lambda: load(tmp_path, gguf_file="model.gguf"))
+
+
+def divisors_of_a_gguf(tmp_path: Path) -> bool:
+    """As converters write Llama 3.1's scaling. What transformers gives, the reference gives with the divisors dropped."""
+    config = {**CONFIG, "head_dim": 4}  # transformers passes key_length over
+    divisors = {"rope_freqs.weight": torch.tensor([1.0, 8.0])}
+    file = write_gguf(tmp_path / "model.gguf", config, tensors_of(config), extra=divisors)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name).double()
+    ours = weight_mapping.load(file, dtype=torch.float64)
+    ids = torch.arange(24)[None]
+    with torch.no_grad(), Lens():
+        logits = theirs(ids).logits
+    with torch.no_grad():
+        right, dropped = ours(ids), FAMILIES["llama"].deviation(DIVISORS_DROPPED.name).of(ours)(ids)
+    assert largest_relative(right, dropped) > 0.01, "the divisors change nothing"
+    found = [largest_relative(logits, each) < BAR for each in (right, dropped)]
+    assert any(found), "it is neither"
+    return found[1]
 
 
 PADDED = torch.tensor([[0, 0, 0, 1, 2, 3], [3, 4, 5, 6, 7, 8]])
@@ -200,6 +223,7 @@ FINDINGS: dict[Callable[..., bool], Known] = {
     repetition_of_padding: known("repetition_penalty takes padding for text", until="5.23.0"),
     repetition_of_padding_in_the_source: known("encoder_repetition_penalty takes padding for text"),
     beams_filled_with_eos: known("beams that have ended are filled with the end of text where padding is the token 0"),
+    divisors_of_a_gguf: known("a Llama GGUF's rope_freqs.weight, the divisors of the frequencies, is dropped in silence"),
     qwen3_gguf: known("a Qwen3 GGUF loads only with a head width of 128: attention.key_length is passed over"),
     all_layers_dense: known("a Qwen MoE whose layers are all dense raises when router logits are asked for", since="5.0.0"),
     decoder_deeper_than_no_encoder: known("BartForCausalLM raises over a cache when decoder_layers is above encoder_layers"),

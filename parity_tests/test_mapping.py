@@ -7,11 +7,13 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from parity_tests.harness.lens import Lens
 from parity_tests.tiny_checkpoints import (
     CONFIG,
+    DEEPSEEK,
     DEEPSEEK_VARIANTS,
     VARIANTS,
     in_memory,
@@ -23,6 +25,7 @@ from parity_tests.tiny_checkpoints import (
     write_gguf,
     write_shards,
 )
+from reference_impl.rope_scaling import inverse_frequencies
 from weight_mapping import MappingError, load, open_checkpoint, save
 from weight_mapping.config import parse_config
 from weight_mapping.loading import parameters_of, plan_for
@@ -95,14 +98,77 @@ def test_old_buffers_are_dropped(tmp_path: Path) -> None:
     assert same(parameters_of(model), parameters_of(load(write_folder(tmp_path / "new", CONFIG, tensors))))
 
 
-def test_dtypes_are_the_files_unless_asked(tmp_path: Path) -> None:
-    tensors = tensors_of(CONFIG)
-    tensors["lm_head.weight"] = tensors["lm_head.weight"].bfloat16()
-    folder = write_folder(tmp_path / "mixed", CONFIG, tensors)
-    assert load(folder).lm_head.weight.dtype == torch.bfloat16
+MIXED = {
+    "torch_dtype": ({"torch_dtype": "bfloat16"}, torch.bfloat16),
+    "dtype": ({"dtype": "float32"}, torch.float32),
+    "half": ({"torch_dtype": "float16"}, torch.float16),
+    "both": ({"dtype": "bfloat16", "torch_dtype": "bfloat16"}, torch.bfloat16),
+}
+
+
+def mixed(kept: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """A Llama's tensors, its matrices in bfloat16, and its norms in another."""
+    return {name: t.bfloat16() if t.ndim > 1 else t.to(kept) for name, t in tensors_of(CONFIG).items()}
+
+
+@pytest.mark.parametrize(("said", "dtype"), MIXED.values(), ids=MIXED)
+def test_mixed_dtypes_run_in_the_configs(said: dict[str, str], dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mixed", {**CONFIG, **said}, mixed())
+    model = load(folder)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert {p.dtype for p in theirs.parameters()} == {dtype}
+    assert model(ids).dtype == theirs(ids).logits.dtype == dtype
+    save(model, tmp_path / "again")
+    assert same(parameters_of(load(tmp_path / "again")), parameters_of(model))
+
+
+UNSAID = {
+    "nothing": ({}, "config.json says no dtype: pass the one to run it in, as dtype=torch.bfloat16"),
+    "auto": ({"torch_dtype": "auto"}, "config.json says no dtype: pass the one"),
+    "two": ({"dtype": "float32", "torch_dtype": "bfloat16"}, 'says dtype "float32" and torch_dtype "bfloat16": pass'),
+    "no-dtype-to-run-in": ({"torch_dtype": "float8_e4m3fn"}, 'config.json says torch_dtype "float8_e4m3fn": pass the one'),
+    "no-name": ({"torch_dtype": ["float32"]}, 'config.json says torch_dtype ["float32"]: pass the one'),
+}
+
+
+@pytest.mark.parametrize(("said", "message"), UNSAID.values(), ids=UNSAID)
+def test_mixed_dtypes_that_the_config_leaves_open(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mixed", {**CONFIG, **said}, mixed())
+    with pytest.raises(MappingError) as error:
+        load(folder)
+    assert message in str(error.value)
+    assert ": mixes dtypes, 'model." in str(error.value)
+    for dtype in (torch.float64, torch.bfloat16):
+        assert {p.dtype for p in load(folder, dtype=dtype).parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("said", ["float32", "bfloat16", "auto", None])
+def test_one_dtype_of_all_tensors_is_kept_whatever_the_config_says(said: str | None, tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        folder = write_folder(tmp_path / str(dtype), {**CONFIG, "torch_dtype": said}, tensors_of(CONFIG, dtype))
+        assert {p.dtype for p in load(folder).parameters()} == {dtype}
+
+
+def test_what_is_kept_in_float32_mixes_nothing(tmp_path: Path) -> None:
+    """DeepSeek's routers, in float32 beside bfloat16."""
+    tensors = tensors_of(DEEPSEEK, torch.bfloat16)
+    tensors |= {name: t.float() for name, t in tensors.items() if ".gate." in name}
+    folder = write_folder(tmp_path / "hf", DEEPSEEK, tensors)
     save(load(folder), tmp_path / "again")
     assert same(dict(open_checkpoint(tmp_path / "again")), tensors)
-    assert {p.dtype for p in load(folder, dtype=torch.float64).parameters()} == {torch.float64}
+
+
+def test_experts_of_several_dtypes(tmp_path: Path) -> None:
+    """They make one parameter: no rule casts them by itself, and a dtype to run in settles it."""
+    tensors = tensors_of(DEEPSEEK, torch.bfloat16)
+    odd = "model.layers.1.mlp.experts.3.up_proj.weight"
+    folder = write_folder(tmp_path / "hf", {**DEEPSEEK, "torch_dtype": "bfloat16"}, {**tensors, odd: tensors[odd].float()})
+    plain = write_folder(tmp_path / "plain", DEEPSEEK, tensors)
+    expected = parameters_of(load(plain))
+    found = parameters_of(load(folder))
+    assert all(torch.equal(found[name].to(t.dtype), t) for name, t in expected.items())
 
 
 def test_saving_over_a_checkpoint(tmp_path: Path) -> None:
@@ -247,3 +313,38 @@ def test_gguf_metadata_with_omissions_and_scaling(tmp_path: Path) -> None:
 def test_frequency_divisors_of_one_are_dropped(tmp_path: Path) -> None:
     ones = {"rope_freqs.weight": torch.ones(4)}
     load(write_gguf(tmp_path / "model.gguf", CONFIG, tensors_of(CONFIG), extra=ones))
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_frequency_divisors_are_applied(factor: float, tmp_path: Path) -> None:
+    """As converters make them of Llama 3.1's scaling: what the same model gives from its HF folder, but for rounding."""
+    config = {**CONFIG, "hidden_size": 48, "head_dim": 32, "rope_theta": 500000.0, "max_position_embeddings": 131072}
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaled = {**config, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
+    tensors, rope = tensors_of(config), vars(parse_config(scaled, "hf")[1])["rope"]
+    plain = inverse_frequencies(rope.theta, rope.width)
+    divisors = plain / rope.scaling.frequencies(rope.theta, rope.width, 1)
+    assert len(divisors.unique()) > 2, "some pairs lie between the bands"
+    file = write_gguf(tmp_path / "model.gguf", config, tensors, extra={"rope_freqs.weight": divisors})
+    ours = load(file, dtype=torch.float64)
+    ids = torch.arange(0, 37)[None]
+    expected = load(write_folder(tmp_path / "hf", scaled, tensors), dtype=torch.float64)
+    unscaled = load(write_folder(tmp_path / "plain", config, tensors), dtype=torch.float64)
+    assert torch.allclose(ours(ids), expected(ids), rtol=1e-5)
+    assert not torch.allclose(ours(ids), unscaled(ids), rtol=1e-2)
+
+
+@pytest.mark.parametrize(("divisors", "says"), {(1.0, 1.0): True, (1.0, 8.0): True, (2.0, 7.3): False}.items())
+def test_divisors_are_saved_as_what_they_came_from_or_not_at_all(
+    divisors: tuple[float, ...], says: bool, tmp_path: Path
+) -> None:
+    config = {**CONFIG, "head_dim": 4, "rope_theta": 1e10}
+    extra = {"rope_freqs.weight": torch.tensor(divisors)}
+    model = load(write_gguf(tmp_path / "model.gguf", config, tensors_of(config), extra=extra))
+    if not says:
+        with pytest.raises(MappingError, match="has no word for divisors of RoPE's frequencies"):
+            save(model, tmp_path / "hf")
+        return
+    save(model, tmp_path / "hf")
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    assert torch.equal(load(tmp_path / "hf")(ids), model(ids))

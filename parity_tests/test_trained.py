@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import weight_mapping
 from fixtures import real
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, from_ids
@@ -18,6 +17,7 @@ from parity_tests.harness.case import Case, reads, reference, twin
 from parity_tests.harness.compare import under_lens
 from parity_tests.harness.failure import failure
 from parity_tests.harness.greedy import generate_both
+from parity_tests.harness.known import expected_from
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.run import compare
 from weight_mapping import open_checkpoint
@@ -169,7 +169,7 @@ def test_a_permutation_left_out_fails_at_the_first_attention_and_is_explained(
         pytest.skip("a head of one pair has no other order")
     run = compare(case)
     monkeypatch.setattr(PairsToHalves, "__call__", lambda self, tensors: tensors)
-    wrong = run.against(weight_mapping.load(case.source, dtype=run.dtype))
+    wrong = run.against(expected_from(case, case.source))
     first = wrong.first_difference()
     assert first is not None
     text = failure(wrong, first, "id")

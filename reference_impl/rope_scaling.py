@@ -133,6 +133,16 @@ class Llama3(Unscaled):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Divided(Unscaled):
+    """Every pair has a divisor of its own, at all lengths: what another scaling comes to, written down as numbers."""
+
+    divisors: tuple[float, ...]
+
+    def frequencies(self, theta: float, width: int, length: int) -> Float[Tensor, " p"]:
+        return inverse_frequencies(theta, width) / torch.tensor(self.divisors, dtype=torch.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LongRoPE(Unscaled):
     """LongRoPE (Ding et al. 2024): every pair has a divisor of its own, found by search, in two sets: `short_factor` up
     to `original_positions`, `long_factor` beyond. `factor` is how much longer texts get; the amplitude follows from it

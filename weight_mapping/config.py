@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 
 import torch
 
 from reference_impl.position import RopeConfig
+from reference_impl.rope_scaling import Divided
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named, shown
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Default, Family, Fields, Key, Layout, ReferenceConfig
-from weight_mapping.rope import SCALINGS
+from weight_mapping.rope import SCALINGS, as_llama3
 
 _FILE = {"hf": "config.json", "gguf": "GGUF metadata"}
 _TYPE_KEY = {"hf": "model_type", "gguf": "general.architecture"}
@@ -23,17 +24,19 @@ _HARMLESS = {
     "hf": (
         # who wrote the file, and how it is stored
         *"_name_or_path name_or_path _commit_hash architectures model_type transformers_version".split(),
-        *"torch_dtype dtype transformers.js_config unsloth_*".split(),
+        *"torch_dtype dtype transformers.js_config unsloth_* auto_map xla_device sentence_transformers".split(),
         # training
-        *"initializer_range attention_dropout gradient_checkpointing".split(),
+        *"initializer_range attention_dropout gradient_checkpointing* neftune_noise_alpha".split(),
         # tokens, generation, and what a call returns
         *"*_token_id tokenizer_class use_cache cache_implementation return_dict output_attentions".split(),
         *"output_hidden_states id2label label2id problem_type task_specific_params finetuning_task".split(),
         *"max_length min_length max_new_tokens do_sample num_beam* temperature top_k top_p typical_p *_penalty".split(),
         *"*no_repeat_ngram_size bad_words_ids *suppress_tokens num_return_sequences early_stopping".split(),
-        *"remove_invalid_values output_scores return_dict_in_generate".split(),
+        *"remove_invalid_values output_scores return_dict_in_generate prefix num_labels _num_labels".split(),
+        *"model_max_length tokenizer_model_max_length".split(),
         # how it is computed, and advice
         *"_attn_implementation* attn_implementation chunk_size_feed_forward torchscript".split(),
+        *"tf_legacy_loss use_bfloat16".split(),  # of TensorFlow
         *"is_decoder max_sequence_length rope_scaling.finetuned".split(),
     ),
     "gguf": ("general.*", "tokenizer.*", "quantize.*", "split.no", "split.tensors.count"),
@@ -47,6 +50,8 @@ _ONLY: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
         "is_encoder_decoder": (None, False),
         "add_cross_attention": (None, False),
         "pruned_heads": (None, {}),
+        "tie_encoder_decoder": (None, False),
+        "cross_attention_hidden_size": (None,),
         "quantization_config": (None,),
     },
     "gguf": {"split.count": (0, 1)},
@@ -65,9 +70,9 @@ def find_family(raw: Mapping[str, Value], layout: str, where: str | None = None)
     known = {name: f for f in FAMILIES.values() if layout in f.layouts for name in f.layouts[layout].names}
     name = raw.get(key)
     if name is None:
-        raise MappingError(f"{where}: lacks the key {key!r}; add it, one of {', '.join(known)}")
+        raise MappingError(f"lacks the key {key!r}; add it, one of {', '.join(known)}", where=where)
     if not isinstance(name, str) or name not in known:
-        raise MappingError(f"{where}: {key} {name!r} is not supported; supported are {', '.join(known)}")
+        raise MappingError(f"{key} {named(name)} is not supported; supported are {', '.join(known)}", where=where)
     return known[name]
 
 
@@ -86,15 +91,16 @@ def parse_config(
         config = _build(family, family.layouts[layout], {**(tensors_say or {}), **_read(raw, layout, family)})
         _check_implied(raw, layout, family, config)
     except MappingError as error:
-        raise MappingError(f"{where}: {error}") from None
+        raise MappingError(error, where=where) from None
     return family, config
 
 
 def read_config(checkpoint: Checkpoint) -> tuple[Family, ReferenceConfig]:
     """The same for a checkpoint, which completes its config by its tensors."""
     raw, layout, where = checkpoint.config, checkpoint.layout, str(checkpoint.config_file)
-    says = find_family(raw, layout, where).layouts[layout].tensors_say
-    implied: Fields = {field: look(checkpoint) for field, look in says.items()}
+    own = find_family(raw, layout, where).layouts[layout]
+    implied: Fields = {field: look(checkpoint) for field, look in own.tensors_say.items()}
+    raw = {**raw, **{key: look(checkpoint) for key, look in own.tensor_keys.items()}}
     return parse_config(raw, layout, where=where, tensors_say=implied)
 
 
@@ -104,7 +110,7 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
     Raises MappingError when config.json has no way to say what `config` is.
     """
     layout = family.layouts["hf"]
-    values = _fields_of(config)
+    values = _fields_of(_sayable(config))
     out: dict[str, Value] = {"model_type": layout.names[0]}
     scaling: dict[str, Value] = {}
     for key, entry in _first_keys(layout).items():
@@ -120,14 +126,34 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
         out["rope_scaling"] = {**scaling, "type": scaling["rope_type"]} if scaled else None
         out |= {key: scaling[key] for key in SCALINGS[values["rope.type"]].beside}
     out["torch_dtype"] = str(dtype).removeprefix("torch.")
-    if parse_config(out, "hf")[1] != config:
-        raise MappingError(f"config.json cannot say what {config} is")
+    if parse_config(out, "hf")[1] != _sayable(config):
+        raise MappingError(f"config.json cannot say what {config} is: it has other keys than this")
     return out
+
+
+def _sayable(config: C) -> C:
+    """The config with its scaling under a name that config.json has for it. Raises MappingError where there is none."""
+    rope = vars(config).get("rope")
+    if not isinstance(rope, RopeConfig) or not isinstance(rope.scaling, Divided):
+        return config
+    said = as_llama3(rope.scaling, rope.theta, rope.width)
+    if said is None:
+        why = "has no word for divisors of RoPE's frequencies, and no llama3 scaling of Llama's own gives just these"
+        raise MappingError(f"config.json {why}: save the model that the GGUF file was made from")
+    return replace(config, rope=replace(rope, scaling=said))  # pyright: ignore[reportCallIssue]
 
 
 def is_harmless(key: str, layout: str, family: Family) -> bool:
     """Whether a key is known to change no result."""
     return any(fnmatchcase(key, pattern) for pattern in _HARMLESS[layout] + family.layouts[layout].harmless)
+
+
+def is_accounted_for(key: str, layout: str, family: Family) -> bool:
+    """Whether a key is known: read, implied by others, allowed at some values, or harmless."""
+    own = family.layouts[layout]
+    return any(key in known for known in (own.keys, own.only, _ONLY[layout], own.implied, own.agrees)) or is_harmless(
+        key, layout, family
+    )
 
 
 def _flat(raw: Mapping[str, Value]) -> Iterator[tuple[str, Value]]:
@@ -150,26 +176,26 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
                 continue
             read = kind.read(value)
             if read is None and not (kind.null and value is None):
-                raise MappingError(f"{key} is {json.dumps(value)} and must be {kind.says}")
+                raise MappingError(f"{key} is {shown(value)} and must be {kind.says}")
             first, other = given.setdefault(known[key].field, (key, read))
             if other != read:
-                both = f"{key} {json.dumps(read)} contradicts {first} {json.dumps(other)}"
+                both = f"{key} {shown(read)} contradicts {first} {shown(other)}"
                 raise MappingError(f"{both}; keep the right one")
         elif key in only:
             if value not in only[key]:
                 allowed = " or ".join(map(json.dumps, only[key]))
-                raise MappingError(f"{key} is {json.dumps(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
-        elif key not in own.implied and not is_harmless(key, layout, family):
-            raise MappingError(f"the key {key!r} is unknown and could change the maths; remove it if it does not")
+                raise MappingError(f"{key} is {shown(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
+        elif not is_accounted_for(key, layout, family):
+            raise MappingError(f"the key {named(key)} is unknown and could change the maths; remove it if it does not")
     return {field: value for field, (_, value) in given.items()}
 
 
 def _check_implied(raw: Mapping[str, Value], layout: str, family: Family[C], config: C) -> None:
     own = family.layouts[layout]
-    for key, of in own.implied.items():
+    for key, of in {**own.implied, **own.agrees}.items():
         if key not in own.keys and not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
-            follows = f"and {json.dumps(of(config))} follows from the other keys; keep what is right"
-            raise MappingError(f"{key} is {json.dumps(raw[key])}, {follows}")
+            follows = f"and {shown(of(config))} follows from the other keys; keep what is right"
+            raise MappingError(f"{key} is {shown(raw[key])}, {follows}")
 
 
 def _complete(given: Fields, names: list[str], defaults: Mapping[str, Default], spelled: Callable[[str], str]) -> None:
@@ -189,7 +215,7 @@ def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
     values: Fields = {name: given[name] for name in names}
     for check in family.checks:
         if not check.holds(values):
-            said = {name: f"{spelled(name)} {json.dumps(value)}" for name, value in values.items()}
+            said = {name: f"{spelled(name)} {shown(value)}" for name, value in values.items()}
             raise MappingError(check.says.format(**said))
 
     if family.rope_width is not None:
@@ -203,11 +229,11 @@ def _build_rope(given: Fields, width: int, layout: Layout) -> RopeConfig:
     said = {entry.field for entry in layout.keys.values()}
     supported = {name: scaling for name, scaling in SCALINGS.items() if said.issuperset(scaling.needed)}
     if kind not in supported:
-        raise MappingError(f"{spelled('rope.type')} {kind!r} is not supported yet; supported are {', '.join(supported)}")
+        raise MappingError(f"{spelled('rope.type')} {named(kind)} is not supported yet; supported are {', '.join(supported)}")
     scaling = supported[kind]
     for name in given:
         if name.startswith("rope.") and name not in (*_ROPE, *scaling.parts):
-            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
+            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {named(kind)}; remove it")
     _complete(given, list(scaling.parts), scaling.defaults, spelled)
     for name in scaling.one_a_pair:
         if len(given[name]) != width // 2:

@@ -1,18 +1,17 @@
 """What every container of tensors has in common."""
 
-import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from weight_mapping.errors import MappingError, MissingTensorError
+from weight_mapping.errors import MappingError, MissingTensorError, named
+from weight_mapping.json_file import Value, read_json
 
-Value: TypeAlias = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
-"""What JSON or GGUF metadata holds."""
+__all__ = ["Checkpoint", "Value", "empty", "read_json"]
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -62,25 +61,14 @@ class Checkpoint(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool: ...
 
     def _missing(self, name: str) -> MissingTensorError:
-        return MissingTensorError(f"{self.file(name)}: tensor {name!r} is missing")
+        return MissingTensorError(f"tensor {named(name)} is missing", where=self.file(name))
 
 
-def read_json(path: Path) -> dict[str, Value]:
-    """The object in a JSON file. Raises MappingError when there is none, or when it has a key twice."""
-
-    def once(pairs: list[tuple[str, Value]]) -> dict[str, Value]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-            raise MappingError(f"{path}: has the key {twice!r} twice; keep one")
-        return found
-
+def empty(shape: Sequence[int], dtype: torch.dtype, name: str, where: Path) -> Tensor:
+    """An empty tensor on the meta device. name, where: which has the shape, for the error when no tensor can."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
-    except FileNotFoundError as error:
-        raise MappingError(f"{path}: is missing; put the checkpoint's own there") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
-        raise MappingError(f"{path}: is not valid JSON ({error}); fetch it again") from error
-    if not isinstance(content, dict):
-        raise MappingError(f"{path}: holds no JSON object; fetch it again")
-    return content
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
+    except (RuntimeError, OverflowError, TypeError) as error:  # which of them depends on where the sizes overflow
+        raise MappingError(
+            f"tensor {named(name)} has a shape that no tensor can have; fetch it again", where=where
+        ) from error

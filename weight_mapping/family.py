@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from torch import nn
 
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.rules import Table
+from weight_mapping.rules import Alias, Table
 
 Fields: TypeAlias = dict[str, Any]
 """A config under the reference's names, each value of the kind of its key. RoPE's parts are `rope.theta`, `rope.type`,
@@ -52,10 +52,16 @@ def _numbers(value: Value) -> tuple[float, ...] | None:
     return found if found and len(found) == len(numbers) else None
 
 
-COUNT = Kind("a whole number above 0", lambda v: v if type(v) is int and v > 0 else None)
-COUNT_OR_NULL = replace(COUNT, says="a whole number above 0 or null", absent=(), null=True)
-WHOLE = Kind("a whole number of 0 or more", lambda v: v if type(v) is int and v >= 0 else None)
-WHOLE_OR_NULL = replace(WHOLE, says="a whole number of 0 or more or null", absent=(), null=True)
+MOST = 2**53
+"""The largest size that every reader of JSON has exactly."""
+MOST_LAYERS = 100_000
+"""More than any file has, and few enough to say something of each."""
+
+COUNT = Kind(f"a whole number above 0, up to {MOST}", lambda v: v if type(v) is int and 0 < v <= MOST else None)
+COUNT_OR_NULL = replace(COUNT, says=f"{COUNT.says}, or null", absent=(), null=True)
+LAYERS = Kind(f"a whole number above 0, up to {MOST_LAYERS}", lambda v: v if type(v) is int and 0 < v <= MOST_LAYERS else None)
+WHOLE = Kind(f"a whole number of 0 or more, up to {MOST}", lambda v: v if type(v) is int and 0 <= v <= MOST else None)
+WHOLE_OR_NULL = replace(WHOLE, says=f"{WHOLE.says}, or null", absent=(), null=True)
 POSITIVE = Kind("a number above 0", lambda v: _number(v, sys.float_info.min))
 AMOUNT = Kind("a number of 0 or more", lambda v: _number(v, 0))
 PROBABILITY = Kind("a number from 0 to 1", lambda v: None if (p := _number(v, 0)) is None or p > 1 else p)
@@ -100,12 +106,20 @@ class Layout(Generic[C]):
     """Fields that the config may leave out; each default may look at the fields before it."""
     tensors_say: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
     """Fields that the layout leaves to the tensors."""
+    tensor_keys: Mapping[str, Callable[[Checkpoint], Value]] = field(default_factory=dict)
+    """Keys whose values lie in tensors, by whose names they are called; None from one is like no key."""
     implied: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
     """Keys whose value follows from the fields. They are written; where given, they must agree, unless harmless or read."""
+    agrees: Mapping[str, Callable[[C], Value]] = field(default_factory=dict)
+    """The same for keys that nothing reads and nobody asks for: they are not written."""
 
     def spelled(self, name: str) -> str:
         """The key to write a field under: the first that gives it; the field's own name where none does."""
         return next((key for key, entry in self.keys.items() if entry.field == name), name)
+
+
+ALSO = {"hf": ("transformers5",)}
+"""Further layouts that a container's tensors may have, beside the one that goes with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +137,13 @@ class Family(Generic[C]):
     """The configs of files: "hf", "gguf"."""
     tables: Mapping[str, Callable[[C], Table]]
     """The tensors of files, and "transformers5": of its models in memory. What 4 has in memory is "hf"."""
+    trunk: str = ""
+    """What the names of the trunk begin with in the files of a whole model. One saved by its base class has them without."""
+
+    def table(self, layout: str, config: C) -> Table:
+        """The tensors of a layout for a model with this config, in every spelling."""
+        table = self.tables[layout](config)
+        return replace(table, aliases=(*table.aliases, Alias(f"{self.trunk}*", "*"))) if self.trunk else table
 
     def class_of(self, config: C) -> str:
         """The class that config.json names for a model with this config."""

@@ -1,6 +1,9 @@
 """What GGUF's decoders have in common around their architecture's name: names of tensors, keys of the metadata."""
 
-from weight_mapping.family import COUNT, POSITIVE, Key
+from collections.abc import Mapping
+
+from weight_mapping.container import Checkpoint, Value
+from weight_mapping.family import COUNT, NUMBERS, POSITIVE, Key
 from weight_mapping.rope import gguf_rope_keys
 from weight_mapping.rules import Drop, Op, Rule, rename
 
@@ -52,10 +55,30 @@ def rules(*, q: tuple[Op, ...] = (), k: tuple[Op, ...] = ()) -> tuple[Rule, ...]
     )
 
 
-SCALED_FREQUENCIES = Drop(
-    source="rope_freqs.weight",
-    reason="divisors of RoPE's frequencies, all 1",
-    only_if=1.0,
-    otherwise="divides RoPE's frequencies as llama3's scaling does, whose parameters GGUF does not hold: "
-    "not supported yet, take the HF checkpoint",
-)
+DIVISORS = "rope_freqs.weight"
+
+DIVISORS_KEY = {DIVISORS: Key("rope.divisors", NUMBERS)}
+
+
+def divisors(checkpoint: Checkpoint) -> Value:
+    """What the frequencies of RoPE are divided by, one number a pair; None where that changes nothing."""
+    numbers = checkpoint.get(DIVISORS)
+    return None if numbers is None or bool((numbers == 1).all()) else numbers.tolist()
+
+
+SCALED_FREQUENCIES = Drop(source=DIVISORS, reason="divisors of RoPE's frequencies, which the config takes")
+
+ONLY: Mapping[str, tuple[Value, ...]] = {
+    "rope.scale_linear": (1.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),  # below 0 is unset
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+}
+"""Keys that could change the maths, without their architecture, with the values at which they do not."""
+
+
+def only(architecture: str) -> dict[str, tuple[Value, ...]]:
+    """Of one architecture."""
+    return {f"{architecture}.{key}": values for key, values in ONLY.items()}

@@ -1,6 +1,6 @@
 """What HF's decoders have in common around their blocks: names of tensors, keys of config.json."""
 
-from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, Key
+from weight_mapping.family import COUNT, FLAG, LAYERS, POSITIVE, PROBABILITY, TEXT, Key
 from weight_mapping.rope import HF_ROPE_KEYS
 from weight_mapping.rules import Drop, Rule, rename, tie
 
@@ -10,14 +10,14 @@ KEYS = {
     "vocab_size": Key("vocab_size", COUNT),
     "hidden_size": Key("d_model", COUNT),
     "intermediate_size": Key("d_ff", COUNT),
-    "num_hidden_layers": Key("n_layers", COUNT),
+    "num_hidden_layers": Key("n_layers", LAYERS),
     "num_attention_heads": Key("n_heads", COUNT),
     "hidden_act": Key("activation", TEXT),
     "max_position_embeddings": Key("max_positions", COUNT),
     "rms_norm_eps": Key("norm_eps", POSITIVE),
     "attention_bias": Key("attention_bias", FLAG),
     "tie_word_embeddings": Key("tied_head", FLAG),
-    "attention_dropout": Key("attention_dropout", AMOUNT),
+    "attention_dropout": Key("attention_dropout", PROBABILITY),
     **HF_ROPE_KEYS,
 }
 

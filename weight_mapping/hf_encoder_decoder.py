@@ -31,7 +31,7 @@ def layers() -> tuple[Rule, ...]:
         *both,
         *_attention(here + "encoder_attn", there + "cross"),
         rename(here + "encoder_attn_layer_norm.{part}", there + "cross_norm.{part}"),
-        rename("final_logits_bias", "logits_bias"),
+        Rule(("final_logits_bias",), ("logits_bias",), otherwise=0.0),  # a model saved by its base class has none
     )
 
 

@@ -1,13 +1,15 @@
 """A table expanded for one model and checked: it takes tensors from a file's layout to the model's, and back."""
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from weight_mapping.errors import TensorError
+from weight_mapping.errors import TensorError, named
 from weight_mapping.patterns import Index, found, indices, settings, spelled_out
 from weight_mapping.rules import Drop, Rule, Table, Tensors
 
@@ -44,16 +46,31 @@ class Plan:
         rules = tuple(replace(rule, sources=tuple(found.get(name, name) for name in rule.sources)) for rule in self.rules)
         return replace(self, rules=rules, sources=spelled(self.sources), copies=spelled(self.copies))
 
+    def every_name(self) -> Iterator[str]:
+        """Every name that a file may have, in every spelling, but for those that are dropped."""
+        for name in itertools.chain(self.sources, self.copies):
+            yield from (name, *self.spellings.get(name, ()))
+
     def own_name(self, name: str) -> str:
         """The table's spelling of a name of a file."""
         return next((own for own, others in self.spellings.items() if name in others), name)
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise TensorError unless `tensors`, on any device, are just those of the layout, in shape and as floats."""
+    def missing(self, names: Collection[str]) -> list[str]:
+        """What must be among a file's names and is not; of copies, the first."""
+        return [name for rule in self.rules for name in _missing(rule, names)]
+
+    def check(self, tensors: Mapping[str, Tensor], *, widen: bool = False) -> None:
+        """Raise TensorError unless `tensors`, on any device, are just those of the layout, in shape and as floats.
+
+        widen: those that make one parameter may be of several dtypes, see `carry`.
+        """
         dropped = self.dropped(tensors)
         _check_each({name: t for name, t in tensors.items() if name not in dropped}, {**self.sources, **self.copies})
         for rule in self.rules:
-            _check_rule(rule.sources, tensors, rule.targets, some=rule.tied)
+            for name in _missing(rule, tensors):
+                raise TensorError(name, f"tensor {named(name)} is missing, and {rule.targets[0]!r} is made of it")
+            if rule.tied or not widen:
+                _check_dtypes(rule.sources, tensors)
 
     def dropped(self, names: Collection[str]) -> dict[str, Drop]:
         """Those of a file's names that no parameter takes, with the reason."""
@@ -72,16 +89,23 @@ class Plan:
         self.check(tensors)
         return self.carry(tensors)
 
-    def carry(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`forward` for tensors that `check` has passed, by their headers perhaps: each is read once."""
-        for name, drop in self.dropped(tensors).items():
-            if drop.only_if is not None:  # so that what is dropped is not read, unless it matters
-                _check_drop(name, tensors[name], drop)
+    def carry(self, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """`forward` for tensors that `check` has passed, by their headers perhaps: each is read once.
+
+        Those of several dtypes that make one parameter are widened to one that holds them all. dtype: of what the file
+        leaves out.
+        """
         out: dict[str, Tensor] = {}
         for rule in self.rules:
             group = tuple(tensors[name] for name in rule.sources if name in tensors)
+            if not group and rule.otherwise is not None:
+                (target,) = rule.targets
+                out[target] = torch.full(self.targets[target].shape, rule.otherwise, dtype=dtype)
+                continue
             if rule.tied:
                 group = _same(rule.sources, group)
+            wide = reduce(torch.promote_types, (t.dtype for t in group))
+            group = tuple(t.to(wide) for t in group)
             for op in rule.ops:
                 group = op(group)
             out.update(zip(rule.targets, group, strict=True))
@@ -92,7 +116,10 @@ class Plan:
         _check_each(parameters, self.targets)
         out: dict[str, Tensor] = {}
         for rule in self.rules:
-            _check_rule(rule.targets, parameters, rule.sources)
+            for name in rule.targets:
+                if name not in parameters:
+                    raise TensorError(name, f"tensor {name!r} is missing, and {rule.sources[0]!r} is made of it")
+            _check_dtypes(rule.targets, parameters)
             out.update(_undo(rule, tuple(parameters[name] for name in rule.targets)))
         return out
 
@@ -105,7 +132,12 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
     """
     targets = {name: torch.empty_like(p, device="meta", requires_grad=False) for name, p in parameters.items()}
     rules = tuple(r for rule in table.rules for r in _expand(rule, table.index) if _applies(r, targets))
-    drops = tuple(replace(drop, source=source) for drop in table.drops for source in table.spellings(drop.source))
+    drops = tuple(
+        replace(drop, source=source, beside=beside)
+        for drop in table.drops
+        for source in table.spellings(drop.source)
+        for beside in (table.spellings(drop.beside) if drop.beside else (None,))
+    )
     dropped = ((name, drop) for drop in drops if not drop.beside for name in spelled_out(drop.source, table.index))
     spellings = {name: table.spellings(name) for rule in rules for name in rule.sources}
     claimed = ((name, rule) for rule in rules for own in rule.sources for name in spellings[own])
@@ -147,6 +179,13 @@ def longest_index(table: Table) -> tuple[int, str]:
     """How many copies of a rule a table makes at most, and by which index: to be seen before any is spelled out."""
     shared = (set.intersection(*map(indices, rule.sources + rule.targets)) for rule in table.rules)
     return max((len(table.index[name]), name) for name in set.union(*shared))
+
+
+def n_names(table: Table) -> int:
+    """How many names of tensors a table comes to when it is spelled out: how long that takes, too."""
+    return sum(
+        math.prod(len(table.index[name]) for name in indices(source)) for rule in table.rules for source in rule.sources
+    )
 
 
 def _undo(rule: Rule, group: Tensors) -> dict[str, Tensor]:
@@ -193,36 +232,35 @@ def _check_each(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -
                 if name.endswith("_scale_inv")
                 else "is unexpected, no rule takes it"
             )
-            raise TensorError(name, f"tensor {name!r} {why}")
+            raise TensorError(name, f"tensor {named(name)} {why}")
         if tensor.shape != expected[name].shape:
             shapes = f"shape {tuple(tensor.shape)} where {tuple(expected[name].shape)} is expected"
-            raise TensorError(name, f"tensor {name!r} has {shapes}")
+            raise TensorError(name, f"tensor {named(name)} has {shapes}")
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             wants = "a float of 16 bits or more is expected"
             what = _NO_FP8 if tensor.is_floating_point() else "dequantize it"
-            raise TensorError(name, f"tensor {name!r} is {tensor.dtype} where {wants}; {what}")
+            raise TensorError(name, f"tensor {named(name)} is {tensor.dtype} where {wants}; {what}")
 
 
-def _check_rule(names: Sequence[str], tensors: Mapping[str, Tensor], makes: Sequence[str], some: bool = False) -> None:
-    """Raise unless these names (`some`: one of them at least) are there and share a dtype: no rule casts."""
-    missing = [name for name in names if name not in tensors]
-    if missing and not (some and len(missing) < len(names)):
-        raise TensorError(missing[0], f"tensor {missing[0]!r} is missing, and {makes[0]!r} is made of it")
+def _missing(rule: Rule, names: Collection[str]) -> list[str]:
+    lacking = [name for name in rule.sources if name not in names]
+    if rule.otherwise is not None:
+        return []
+    return lacking if not rule.tied else lacking[:1] if len(lacking) == len(rule.sources) else []
+
+
+def _check_dtypes(names: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless these share a dtype, as far as they are there: no rule casts."""
     dtypes = {tensors[name].dtype: name for name in names if name in tensors}
     if len(dtypes) > 1:
         (one, first), (two, second) = list(dtypes.items())[:2]
-        kinds = f"tensors {first!r} ({one}) and {second!r} ({two}) make one parameter"
+        kinds = f"tensors {named(first)} ({one}) and {named(second)} ({two}) make one parameter"
         raise TensorError(first, f"{kinds}; store them in one dtype")
-
-
-def _check_drop(name: str, tensor: Tensor, drop: Drop) -> None:
-    if not tensor.is_meta and not (tensor == drop.only_if).all():
-        raise TensorError(name, f"tensor {name!r} {drop.otherwise}")
 
 
 def _same(names: Sequence[str], copies: Tensors) -> Tensors:
     """The one tensor that tied copies are; meta tensors have no values that could differ."""
     if any(not copy.is_meta and not torch.equal(copy, copies[0]) for copy in copies[1:]):
-        both = " and ".join(map(repr, names))
+        both = " and ".join(map(named, names))
         raise TensorError(names[-1], f"tensors {both} differ where the config ties them; untie it or store one")
     return copies[:1]

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from reference_impl.rope_scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
+import torch
+
+from reference_impl.rope_scaling import Divided, DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
 from weight_mapping.family import AMOUNT, COUNT, FLAG, NUMBERS, POSITIVE, TEXT, Default, Key
 
 _POSITIVE_OR_UNSET = replace(POSITIVE, absent=(None, 0))
@@ -34,7 +36,7 @@ HF_ROPE_KEYS = {
 
 
 def gguf_rope_keys(architecture: str) -> dict[str, Key]:
-    """The keys of one architecture. GGUF knows no dynamic scaling, and keeps llama3's and longrope's in tensors."""
+    """The keys of one architecture. GGUF knows no dynamic scaling, and keeps what llama3's comes to in a tensor."""
     return {
         f"{architecture}.rope.freq_base": Key("rope.theta", POSITIVE),
         f"{architecture}.rope.scaling.type": Key("rope.type", replace(TEXT, absent=(None, "none"))),
@@ -86,6 +88,7 @@ SCALINGS = {
             "rope.mscale_all_dim": None,
         },
     ),
+    "divided": Scaling(Divided, one_a_pair=("rope.divisors",)),  # a layout that has no key for them does not know it
     "llama3": Scaling(Llama3, {"rope.original_positions": lambda f: f["max_positions"]}),
     "longrope": Scaling(
         LongRoPE,
@@ -98,3 +101,14 @@ SCALINGS = {
         beside=("original_max_position_embeddings",),
     ),
 }
+
+
+LLAMA3S_OWN = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192}
+"""What Llama 3.1 to 3.3 have, whose factor is 8 or 32."""
+
+
+def as_llama3(scaling: Divided, theta: float, width: int) -> Llama3 | None:
+    """The llama3 scaling that gives the frequencies of these divisors, bit for bit; None where Llama's own does not."""
+    said = Llama3(factor=max(scaling.divisors), **LLAMA3S_OWN)
+    equal = torch.equal(said.frequencies(theta, width, 1), scaling.frequencies(theta, width, 1))
+    return said if equal else None

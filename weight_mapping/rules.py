@@ -146,6 +146,8 @@ class Rule:
     """The sources are copies of one tensor. A file may carry any of them; the first is the one to write."""
     all_written: bool = False
     """Write every copy, as some readers look for one of them, and some for another."""
+    otherwise: float | None = None
+    """What the target is filled with where a file leaves its source out, as all readers of this layout do."""
 
     def __str__(self) -> str:
         return f"{' + '.join(self.sources)} -> {' + '.join(self.targets)}"
@@ -163,7 +165,7 @@ def tie(sources: tuple[str, ...], target: str, *, all_written: bool = False) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """A tensor that no parameter takes, and why. With `only_if`, a file whose values are others is refused.
+    """A tensor that no parameter takes, and why.
 
     beside: only where a file has this tensor as well. Its indices are then those that the file has, so that their
     ranges may be as long as one likes.
@@ -172,8 +174,6 @@ class Drop:
     source: str
     reason: str
     beside: str | None = None
-    only_if: float | None = None
-    otherwise: str = ""
 
 
 @dataclass(frozen=True)

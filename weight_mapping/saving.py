@@ -3,9 +3,9 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import save_file
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from weight_mapping.config import is_harmless, render_config
 from weight_mapping.container import Value
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named
 from weight_mapping.hf_folder import HFFolder
+from weight_mapping.json_file import oddity
 from weight_mapping.loading import family_of, parameters_of, plan_for
+from weight_mapping.replacing import is_stage, replacing
 
 
 def save(
@@ -29,35 +31,36 @@ def save(
     """Write `model` to the folder `path` as safetensors and a config.json with the keys of transformers 4.
 
     extra: keys for config.json that change no result, as token ids. max_shard_size: bytes; more go to several files
-    with an index. overwrite: replace the checkpoint in a folder that is not empty, leaving its other files. Every new
-    file is complete before the first old one is touched. Raises MappingError when the folder is not empty, when `extra`
-    would change the maths, or when the model has no family here or no values.
+    with an index. overwrite: replace the checkpoint in a folder that is not empty, leaving its other files. Whoever reads
+    sees the old checkpoint or the new one, whenever this is stopped. Raises MappingError when the folder is not empty, when
+    `extra` would change the maths, or when the model has no family here or no values.
     """
     path, (family, config) = Path(path), family_of(model)
     parameters = {name: t.detach() for name, t in parameters_of(model).items()}
     for name, tensor in parameters.items():
         if tensor.is_meta:
-            raise MappingError(f"parameter {name!r} is on the meta device, so there is nothing to save")
+            raise MappingError(f"parameter {named(name)} is on the meta device, so there is nothing to save")
     trained = parameters_of(model, buffers=False)  # a buffer may be kept in float32 beside weights in bfloat16
     dtype = reduce(torch.promote_types, (t.dtype for t in trained.values()))
     written = render_config(family, config, dtype)
     for key in extra or {}:
         if key in written or not is_harmless(key, "hf", family):
             raise MappingError(f"extra key {key!r} is not one that changes no result; leave it out")
-    path.mkdir(parents=True, exist_ok=True)
-    if any(path.iterdir()) and not overwrite:
-        raise MappingError(f"{path}: is not empty; give another folder, or overwrite=True")
+    if oddity(path) not in (None, "missing", "a folder") or path.is_file():
+        raise MappingError(f"is {oddity(path) or 'a file'}; give a folder", where=path)
+    if path.exists() and not overwrite and not all(map(is_stage, os.listdir(path))):
+        raise MappingError("is not empty; give another folder, or overwrite=True", where=path)
 
     tensors = plan_for(family, config, "hf").backward(parameters)
-    with TemporaryDirectory(dir=path, prefix=".saving-") as folder:
-        _write_tensors(tensors, Path(folder), max_shard_size)
-        _write_json(Path(folder) / HFFolder.CONFIG, {**written, **(extra or {})})
-        new = {file.name for file in Path(folder).iterdir()}
-        for name in sorted(new):
-            os.replace(Path(folder) / name, path / name)
-    old = {HFFolder.WEIGHTS, HFFolder.INDEX} | {file.name for file in path.glob("model-*-of-*.safetensors")}
-    for name in old - new:  # left there, they would be read before or beside the new ones
-        (path / name).unlink(missing_ok=True)
+    with replacing(path, _is_ours) as folder:
+        _write_tensors(tensors, folder, max_shard_size)
+        _write_json(folder / HFFolder.CONFIG, {**written, **(extra or {})})
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file is part of such a checkpoint. One left beside another would be read before it, or with it."""
+    shards = fnmatchcase(name, "model-*-of-*.safetensors")
+    return shards or name in (HFFolder.WEIGHTS, HFFolder.INDEX, HFFolder.CONFIG)
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], folder: Path, max_shard_size: int) -> None:

@@ -60,3 +60,11 @@ HF_WINDOW_IMPLIED: Mapping[str, Callable[[Any], Value]] = {
     "max_window_layers": lambda c: min(c.window_layers, default=c.n_layers),
     "layer_types": lambda c: [_TYPES[layer in c.window_layers] for layer in range(c.n_layers)],
 }
+
+
+def _all_alike(config: Any) -> Value:
+    return [_TYPES[getattr(config, "window", None) is not None]] * config.n_layers
+
+
+LAYERS_ALIKE: Mapping[str, Callable[[Any], Value]] = {"layer_types": _all_alike}
+"""What `layer_types` says, where it is given, in a family whose layers all have the window or all have none."""

@@ -25,6 +25,7 @@ FAMILY = Family(
         beside.no_tuple_by_config("0"),
         *scalings.KNOWN,
         scalings.WITHOUT_A_FACTOR,
+        scalings.DIVISORS_KNOWN,
         *shared.WAYS_KNOWN,
         Known(
             name="dynamic NTK keeps the table of the longest call",
@@ -40,6 +41,7 @@ FAMILY = Family(
         *shared.RMS_NORM,
         shared.THETA,
         *scalings.DEVIATIONS,
+        scalings.DIVISORS_DROPPED,
         scalings.not_read(theta=10000.0),
         *shared.ATTENTION,
         *shared.MASK,

@@ -14,7 +14,7 @@ from parity_tests.families.deviations import Change, each, with_rope
 from parity_tests.harness.record import CONFIG_ALONE, LOADING, Alone, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.position import RopeConfig, RotaryEmbedding
-from reference_impl.rope_scaling import DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
+from reference_impl.rope_scaling import Divided, DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
 
 Raw = Mapping[str, Any]
 """config.json."""
@@ -54,6 +54,14 @@ def _set(kind: type[Unscaled], **changes: Callable[[Any], Any]) -> Change:
             with_rope(scaling=replace(scaling, **{name: of(model) for name, of in changes.items()}))(model)
 
     return each(Decoder, change)
+
+
+def _set_unscaled(kind: type[Unscaled]) -> Change:
+    def change(module: RotaryEmbedding) -> None:
+        if isinstance(module.config.scaling, kind):
+            with_rope(scaling=Unscaled())(module)
+
+    return each(RotaryEmbedding, change)
 
 
 def _reach(model: Any) -> int:
@@ -178,6 +186,21 @@ def without_a_width(until: str | None) -> tuple[Known, ...]:
     checked = raises("StrictDataclassClassValidationError", LongRoPE, since="5.0.0")
     return before if until == "5.0.0" else (*before, checked)
 
+
+DIVISORS_DROPPED = Deviation(
+    name="the divisors of the frequencies are dropped",
+    site="rope.cos",
+    apply=_set_unscaled(Divided),
+    variants=("*.gguf",),
+)
+DIVISORS_KNOWN = Known(
+    name="GGUF's divisors of the frequencies are dropped",
+    sites=("rope.cos", "rope.sin"),
+    where=_is(Divided),
+    link="found here: see Findings in the README",
+    explained="the divisors of the frequencies are dropped",
+)
+"""Of families whose GGUF files hold some. No fixture is a GGUF file: `test_findings.py` shows both."""
 
 MEASURED = "measured with 4.57.6"
 

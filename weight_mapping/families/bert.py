@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.bert import BertConfig, BertModel, Heads
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, WHOLE, Check, Family, Key, Kind, Layout
+from weight_mapping.family import COUNT, FLAG, POSITIVE, PROBABILITY, TEXT, WHOLE, Check, Family, Key, Kind, Layout
 from weight_mapping.rules import Alias, Drop, Rule, Table, rename, tie
 
 HEAD = "cls.predictions."
@@ -50,7 +50,7 @@ def _table(config: BertConfig, bias: Rule, *, drops: tuple[Drop, ...] = (), alia
         ),
         drops=(*_drops(config, trunk), *drops),
         aliases=(
-            Alias("bert.*", "*") if trunk else Alias("*", "bert.*"),
+            *(() if trunk else (Alias("*", "bert.*"),)),
             Alias("*LayerNorm.weight", "*LayerNorm.gamma"),  # names of TensorFlow, and of what 5.0 to 5.5 saved
             Alias("*LayerNorm.bias", "*LayerNorm.beta"),
             *aliases,
@@ -148,13 +148,20 @@ FAMILY = Family(
                 "add_cross_attention": Key("cross_attention", FLAG),
                 "tie_word_embeddings": Key("tied_head", FLAG),
                 "pad_token_id": Key("pad_id", _TOKEN_OR_NULL),
-                "hidden_dropout_prob": Key("dropout", AMOUNT),
-                "attention_probs_dropout_prob": Key("attention_dropout", AMOUNT),
+                "hidden_dropout_prob": Key("dropout", PROBABILITY),
+                "attention_probs_dropout_prob": Key("attention_dropout", PROBABILITY),
             },
-            only={"position_embedding_type": (None, "absolute")},
+            only={
+                "position_embedding_type": (None, "absolute"),
+                # options of the code that the first models were trained with; these have always been its values
+                "directionality": ("bidi",),
+                "pooler_type": ("first_token_transform",),
+            },
             harmless=(
                 *"classifier_dropout num_labels".split(),  # heads for classes
-                *"output_past use_bfloat16 num_return_sequences".split(),  # of releases before 3.0
+                *"output_past num_return_sequences".split(),  # of releases before 3.0
+                # read by nobody
+                *"pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head".split(),
             ),
             defaults={
                 "vocab_size": 30522,
@@ -178,4 +185,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="bert.",
 )

@@ -5,7 +5,19 @@ from dataclasses import replace
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.deepseek_v2 import DeepseekV2Config, DeepseekV2Model
 from weight_mapping import hf_decoder, hf_experts
-from weight_mapping.family import AMOUNT, COUNT, COUNT_OR_NULL, FLAG, POSITIVE, WHOLE, Check, Family, Key, Layout, given
+from weight_mapping.family import (
+    COUNT,
+    COUNT_OR_NULL,
+    FLAG,
+    POSITIVE,
+    PROBABILITY,
+    WHOLE,
+    Check,
+    Family,
+    Key,
+    Layout,
+    given,
+)
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import Rule, Table, rename
 
@@ -69,7 +81,7 @@ FAMILY = Family(
             names=("deepseek_v2",),
             keys={
                 **hf_decoder.KEYS,
-                "attention_dropout": Key("attention_dropout", AMOUNT),
+                "attention_dropout": Key("attention_dropout", PROBABILITY),
                 "mlp_bias": Key("mlp_bias", FLAG),
                 "first_k_dense_replace": Key("n_dense_layers", given(WHOLE)),
                 "moe_intermediate_size": Key("d_ff_expert", COUNT),
@@ -95,7 +107,6 @@ FAMILY = Family(
                 "pretraining_tp": (None, 1),
             },
             harmless=(
-                "auto_map",  # DeepSeek's own code, for releases before 4.54
                 *"aux_loss_alpha seq_aux output_router_logits ep_size".split(),  # training, outputs, where experts lie
             ),
             defaults={  # but for num_experts_per_tok, which no reader has one for
@@ -140,4 +151,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )

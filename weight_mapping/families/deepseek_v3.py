@@ -123,7 +123,6 @@ FAMILY = Family(
                 "pretraining_tp": (None, 1),
             },
             harmless=(
-                "auto_map",  # DeepSeek's own code, for releases before 4.51
                 *"aux_loss_alpha seq_aux output_router_logits ep_size".split(),  # training, outputs, where experts lie
                 *"num_nextn_predict_layers num_mtp_layers".split(),  # recognised by name
             ),
@@ -170,4 +169,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5, "absorbed": absorbed},
+    trunk="model.",
 )

@@ -2,8 +2,8 @@
 
 from reference_impl.ffn import ACTIVATIONS
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
-from weight_mapping.family import AMOUNT, COUNT, FLAG, POSITIVE, TEXT, Check, Family, Key, Layout
-from weight_mapping.rules import Alias, Drop, Rule, Split, Table, Transpose, rename, tie
+from weight_mapping.family import COUNT, FLAG, POSITIVE, PROBABILITY, TEXT, Check, Family, Key, Layout
+from weight_mapping.rules import Drop, Rule, Split, Table, Transpose, rename, tie
 
 HERE, THERE = "transformer.h.{layer}.", "layers.{layer}."
 
@@ -34,7 +34,6 @@ def hf(config: GPT2Config) -> Table:
             for block in ("attn", "crossattention")
             for name in ("bias", "masked_bias")
         ),
-        aliases=(Alias("transformer.*", "*"),),  # the hub's gpt2 was saved without its head, and so without the prefix
     )
 
 
@@ -75,9 +74,9 @@ FAMILY = Family(
                 "scale_attn_by_inverse_layer_idx": Key("scaled_by_layer", FLAG),
                 "add_cross_attention": Key("cross_attention", FLAG),
                 "tie_word_embeddings": Key("tied_head", FLAG),
-                "embd_pdrop": Key("embedding_dropout", AMOUNT),
-                "resid_pdrop": Key("dropout", AMOUNT),
-                "attn_pdrop": Key("attention_dropout", AMOUNT),
+                "embd_pdrop": Key("embedding_dropout", PROBABILITY),
+                "resid_pdrop": Key("dropout", PROBABILITY),
+                "attn_pdrop": Key("attention_dropout", PROBABILITY),
             },
             only={},
             harmless=(
@@ -107,4 +106,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="transformer.",
 )

@@ -6,6 +6,7 @@ from weight_mapping import gguf_decoder, hf_decoder
 from weight_mapping.family import COUNT, FLAG, Check, Family, Key, Layout
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import PairsToHalves, Table
+from weight_mapping.window import LAYERS_ALIKE
 
 
 def hf(config: LlamaConfig) -> Table:
@@ -67,6 +68,8 @@ FAMILY = Family(
             only={
                 "pretraining_tp": (1,),  # more computes each projection in slices, which rounds otherwise
                 "rope_interleaved": (False,),
+                "sliding_window": (None,),
+                "use_sliding_window": (None, False),
             },
             harmless=("is_llama_config",),
             defaults={
@@ -79,17 +82,15 @@ FAMILY = Family(
                 "norm_eps": 1e-6,
                 **_DEFAULTS,
             },
+            agrees=LAYERS_ALIKE,
         ),
         "gguf": Layout(
             names=("llama",),
-            keys=gguf_decoder.keys("llama"),
-            only={
-                "llama.expert_count": (0,),
-                "llama.expert_used_count": (0,),
-                "llama.rope.scaling.attn_factor": (1.0,),
-            },
+            keys=gguf_decoder.keys("llama") | gguf_decoder.DIVISORS_KEY,
+            only=gguf_decoder.only("llama"),
             harmless=("llama.tensor_data_layout", "llama.rope.scaling.finetuned"),
-            defaults=_DEFAULTS,
+            defaults={**_DEFAULTS, "rope.type": lambda f: "divided" if "rope.divisors" in f else "default"},
+            tensor_keys={gguf_decoder.DIVISORS: gguf_decoder.divisors},
             tensors_say={
                 **gguf_decoder.TENSORS_SAY,
                 "attention_bias": lambda c: "blk.0.attn_q.bias" in c,
@@ -98,4 +99,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "gguf": gguf, "transformers5": hf},
+    trunk="model.",
 )

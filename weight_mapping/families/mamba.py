@@ -58,8 +58,16 @@ FAMILY = Family(
                 "hidden_act": Key("activation", TEXT),
                 "residual_in_fp32": Key("wide_residual", FLAG),
                 "tie_word_embeddings": Key("tied_head", FLAG),
+                "tie_embeddings": Key("tied_head", FLAG),  # mamba_ssm's own name
             },
-            only={"rms_norm": (True,), "ssm_cfg": (None, {})},
+            only={
+                "rms_norm": (True,),
+                "ssm_cfg": (None, {}),
+                # mamba_ssm's, for models that are not Mambas alone
+                "d_intermediate": (0,),
+                "attn_layer_idx": ([],),
+                "attn_cfg": ({},),
+            },
             harmless=(
                 *"time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor".split(),  # training
                 "rescale_prenorm_residual",  # its beginning, as those are
@@ -85,4 +93,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="backbone.",
 )

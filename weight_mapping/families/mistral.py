@@ -6,6 +6,7 @@ from weight_mapping import hf_decoder
 from weight_mapping.family import COUNT, COUNT_OR_NULL, Check, Family, Key, Layout
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import Table
+from weight_mapping.window import LAYERS_ALIKE
 
 
 def hf(config: MistralConfig) -> Table:
@@ -44,7 +45,6 @@ FAMILY = Family(
             only={
                 "attention_bias": (False,),
                 "mlp_bias": (False,),
-                "layer_types": (None,),  # transformers does not look at it, and whoever wrote it meant something
             },
             harmless=(),
             defaults={
@@ -65,7 +65,9 @@ FAMILY = Family(
                 "rope.type": "default",
                 "rope.pairing": "halves",
             },
+            agrees=LAYERS_ALIKE,
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="model.",
 )

@@ -6,6 +6,7 @@ from weight_mapping import hf_decoder, hf_experts
 from weight_mapping.family import AMOUNT, COUNT, COUNT_OR_NULL, Check, Family, Key, Layout, given
 from weight_mapping.hf_decoder import HERE, THERE
 from weight_mapping.rules import Rule, Table, rename
+from weight_mapping.window import LAYERS_ALIKE
 
 
 def hf(config: MixtralConfig) -> Table:
@@ -86,7 +87,9 @@ FAMILY = Family(
                 "rope.type": "default",
                 "rope.pairing": "halves",
             },
+            agrees=LAYERS_ALIKE,
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )

@@ -96,6 +96,7 @@ FAMILY = Family(
             only={},
             harmless=(
                 "layer_scale_init_value",  # how training begins
+                "tie_word_embeddings",  # there are none
                 *"patch_size stride".split(),  # read by nobody: each stage has its own
             ),
             defaults=_DEFAULTS,
@@ -103,4 +104,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": hf},
+    trunk="poolformer.",
 )

@@ -85,7 +85,7 @@ FAMILY = Family(
         "gguf": Layout(
             names=("qwen2",),
             keys=gguf_decoder.keys("qwen2"),
-            only={},
+            only=gguf_decoder.only("qwen2"),
             harmless=("qwen2.rope.scaling.finetuned",),
             defaults={
                 "n_kv_heads": lambda f: f["n_heads"],
@@ -96,4 +96,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "gguf": gguf, "transformers5": hf},
+    trunk="model.",
 )

@@ -73,7 +73,7 @@ FAMILY = Family(
                 **HF_WINDOW_KEYS,
                 "sliding_window": Key("window.size", _SIZE),
             },
-            only={"mlp_bias": (False,)},
+            only={"mlp_bias": (False,), "use_mrope": (False,)},
             harmless=("output_router_logits",),
             defaults={
                 "vocab_size": 151936,
@@ -105,4 +105,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )

@@ -62,7 +62,7 @@ FAMILY = Family(
                 "head_dim": Key("d_head", COUNT),
                 **HF_WINDOW_KEYS,
             },
-            only={"mlp_bias": (False,)},
+            only={"mlp_bias": (False,), "use_mrope": (False,)},
             harmless=(),
             defaults={
                 "vocab_size": 151936,
@@ -82,7 +82,7 @@ FAMILY = Family(
         "gguf": Layout(
             names=("qwen3",),
             keys=gguf_decoder.keys("qwen3"),
-            only={},
+            only=gguf_decoder.only("qwen3"),
             harmless=("qwen3.rope.scaling.finetuned",),
             defaults={
                 "n_kv_heads": lambda f: f["n_heads"],
@@ -94,4 +94,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "gguf": gguf, "transformers5": hf},
+    trunk="model.",
 )

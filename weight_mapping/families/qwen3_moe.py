@@ -62,7 +62,7 @@ FAMILY = Family(
                 "router_aux_loss_coef": Key("aux_loss_coef", AMOUNT),
                 **HF_WINDOW_KEYS,
             },
-            only={"mlp_bias": (False,)},
+            only={"mlp_bias": (False,), "use_mrope": (False,)},
             harmless=("output_router_logits",),
             defaults={
                 "vocab_size": 151936,
@@ -94,4 +94,5 @@ FAMILY = Family(
         ),
     },
     tables={"hf": hf, "transformers5": transformers5},
+    trunk="model.",
 )
