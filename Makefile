@@ -162,11 +162,11 @@ fi
 if [ "$$found" != "$$wanted" ]; then
     new_enough .venv/bin/python || fail 'the Python in .venv is older than 3.11: remove .venv and call again.'
     .venv/bin/python -c 'import pip' 2> /dev/null || .venv/bin/python -m ensurepip > /dev/null || fail '.venv has no pip.'
-    install .venv "$$wanted" "$$BASELINE" -r "$$BASELINE"
+    install .venv "$$wanted" "$$BASELINE" -r "$$BASELINE" -e . # with the options that pytest has to know early
 fi
 [ "$$TRANSFORMERS" ] || exit 0
 
-# Another release. Its path goes on in .venv's packages: what suits it there is used there, pip included, and pip installs
+# Another release. Its path goes on in .venv's packages, and in the checkout, as theirs does: what suits it there is used there, pip included, and pip installs
 # what does not in front of them. It changes nothing outside of the environment that it runs in. Sound as long as .venv
 # holds the same.
 env=.venv-transformers-$$TRANSFORMERS
@@ -175,7 +175,7 @@ examine "$$env"
 [ "$$found" != "$$wanted" ] || ! "$$env/bin/python" -c '' 2> /dev/null || exit 0
 create "$$env" .venv/bin/python --without-pip
 for packages in .venv/lib/python*/site-packages; do
-    echo "../../../../$$packages" > "$$env/$${packages#.venv/}/hf-parity.pth"
+    { echo "../../../../$$packages"; echo ../../../..; } > "$$env/$${packages#.venv/}/hf-parity.pth"
 done
 refused() {
     ! grep -q "No matching distribution found for transformers==" "$$1" || grep -q '(from versions: none)' "$$1" || {

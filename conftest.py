@@ -1,4 +1,4 @@
-"""pytest's side of the suite: options, the header, cases generated from the family records, the report.
+"""pytest's side of the suite: the header, cases generated from the family records, the report.
 
 Shape checking of the reference is switched on here. What takes long to import is imported where it is used, since xdist's
 controller uses none of it.
@@ -7,46 +7,67 @@ controller uses none of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parity_tests import plugin
 from parity_tests.harness import report, rows
-from parity_tests.harness.names import PRECISIONS
 from parity_tests.harness.report import Result
 
 if TYPE_CHECKING:
     from parity_tests.harness.recorder import Recorder
 
-RECORDS = Path(__file__).parent / "parity_tests" / "families"
+if Path(__file__).parent != plugin.CHECKOUT:
+    raise pytest.UsageError(f"parity_tests is installed from {plugin.CHECKOUT}; here say python -m pytest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    families = sorted(path.stem for path in RECORDS.glob("*.py") if "\nFAMILY = " in path.read_text())
-    group = parser.getgroup("parity", "hf-parity: what to compare")
-    group.addoption("--family", action="append", choices=families, help="only this family (repeatable)")
-    group.addoption("--precision", action="append", choices=PRECISIONS, help="only this precision (repeatable)")
-    group.addoption("--attention", action="append", choices=("eager", "sdpa"), help="only this attention (repeatable)")
-    group.addoption("--experts", action="append", help="only this way to run experts: eager, batched_mm, grouped_mm")
-    group.addoption("--device", default="cpu", help="where both sides run: cpu (default), cuda, cuda:1 …")
-    group.addoption(
-        "--checkpoint",
-        action="append",
-        type=Path,
-        metavar="PATH",
-        help="only this checkpoint: an HF folder or a GGUF file (repeatable)",
-    )
-    group.addoption("--trained", action="store_true", help="verify the trained checkpoints that were fetched, too")
-    group.addoption("--no-shapes", action="store_true", help="do not check the shapes inside the reference (faster)")
-    group.addoption("--rows", action="store_true", help="print which tests show which row of the seeds; each needs one")
-    group.addoption("--report", type=Path, metavar="DIR", help="write DIR/report.json")
+    plugin.add_options(parser)
 
 
 def is_controller(config: pytest.Config) -> bool:
     """Whether this process only hands tests to xdist's workers. It imports neither torch nor transformers."""
     return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def examine_checkpoints(config: pytest.Config) -> None:
+    """What cannot be verified is refused once, here and not in xdist's workers, and the others are compared, wherever in the
+    checkout pytest was called. Where nothing is left, nothing else is imported.
+    """
+    from fixtures.real import FetchError
+    from parity_tests.harness.checkpoints import REFUSED, asked_for, refusals
+
+    if config.option.checkpoint and config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+        config.args = [str(plugin.CHECKOUT / path) for path in config.getini("testpaths")]
+    if (given := getattr(config, "workerinput", None)) is not None:
+        config.stash[REFUSED] = {Path(path): why for path, why in given["refused"].items()}
+        return
+    try:
+        paths = asked_for(config.option.checkpoint, config.option.trained)
+    except FetchError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[REFUSED] = refused = refusals(paths)
+    if config.option.checkpoint and len(refused) == len(paths):
+        raise pytest.UsageError(*refused.values())
+
+
+def refused_in(config: pytest.Config) -> dict[Path, str]:
+    """The checkpoints of this call that cannot be verified, and why."""
+    if not (config.option.checkpoint or config.option.trained):
+        return {}  # without importing torch
+    from parity_tests.harness.checkpoints import REFUSED
+
+    return config.stash[REFUSED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist is about to start a worker."""
+    node.workerinput["refused"] = {str(path): why for path, why in refused_in(node.config).items()}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from parity_tests.harness import numerics
 
         numerics.pin(config.option.device)
+    if config.option.checkpoint or config.option.trained:
+        examine_checkpoints(config)
     config.addinivalue_line("markers", "level(name): the level of the sites that a test compares")
     config.addinivalue_line("markers", "precisions(name, ...): the precisions that a test runs in")
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
@@ -103,6 +126,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     numerics.share(numerics.CORES if trained_case(item) else 1)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Out of memory, or a device that failed, says nothing of transformers: the whole run ends, with one sentence."""
+    try:
+        return (yield)
+    except Exception as error:
+        from parity_tests.harness.blame import machine
+
+        if (says := machine(error)) is None:
+            raise
+        pyfuncitem.session.shouldstop = f"{pyfuncitem.name}: {says}"
+        pytest.skip(f"the run ends here: {says}")
+
+
 @pytest.fixture
 def recorder(request: pytest.FixtureRequest) -> Recorder:
     """Puts outcomes on record, and fails with a message that a person can act on."""
@@ -119,6 +156,11 @@ class Verdict:
         self.config = config
         self.results: list[Result] = []
         self.rows: list[Any] = []  # a test's outcome and its rows
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        for why in refused_in(self.config).values() if not hasattr(self.config, "workerinput") else ():
+            self.config.get_terminal_writer().line(f"ERROR: {why}", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and not is_controller(self.config):
@@ -138,17 +180,21 @@ class Verdict:
             terminalreporter.write_line(f"{len(self.results)} results in {path}")
         if self.results:
             report.show(self.results, device)
+        for path in refused_in(self.config):
+            terminalreporter.write_line(f"not verified, see the ERROR above: {path}", red=True)
         if self.config.option.rows:
             rows.show(self.rows)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A row that no test shows fails the suite."""
+        """A row that no test shows fails the suite. A checkpoint that was refused: an error of usage."""
         handed_over: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
             handed_over |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
         elif self.config.option.rows and not rows.all_shown(self.rows):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        elif refused_in(self.config) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 @pytest.hookimpl(optionalhook=True)

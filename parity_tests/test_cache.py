@@ -9,11 +9,23 @@ from parity_tests.harness.recorder import Recorder
 pytestmark = [pytest.mark.level("cache"), pytest.mark.rounding_once, pytest.mark.causal]
 
 
-@pytest.mark.parametrize("schedule", ["steps", "chunks"])
-def test_cache(case: Case, schedule: str, kind: str, recorder: Recorder) -> None:
+def compare(case: Case, schedule: str, kind: str, recorder: Recorder) -> None:
+    """Judge the logits over a schedule, and say which deviation explains them where they differ."""
     site, static = f"{kind}.{schedule}", kind == "static"
     run = recorder.run(case, "accumulated", site)
     recorder.judge(case, site, lambda ours: compare_schedule(run.holding(ours), schedule, static=static))
+
+
+@pytest.mark.parametrize("schedule", ["steps", "chunks"])
+def test_cache(case: Case, schedule: str, kind: str, recorder: Recorder) -> None:
+    compare(case, schedule, kind, recorder)
+
+
+@pytest.mark.precisions("f64")
+@pytest.mark.one_backend
+def test_cache_at_an_edge(case: Case, kind: str, edge: str, recorder: Recorder) -> None:
+    """Where a window ends or a rotary table changes, as the config says."""
+    compare(case, edge, kind, recorder)
 
 
 @pytest.mark.parametrize("schedule", ["steps", "chunks"])

@@ -80,7 +80,7 @@ def _comes_to_nothing(run: Run, deviation: Deviation, schedule: str) -> bool:
     """Whether a deviation changes nothing over a cache beside what is known already."""
     batches = cache_batches(run.case)
     as_known = [read_ours(run.model, batch, SCHEDULES[schedule])[0] for batch in batches]
-    return agreement(batches, as_known, run.with_another(deviation), schedule).verdict == "same"
+    return agreement(batches, as_known, run.with_another(deviation), SCHEDULES[schedule]).verdict == "same"
 
 
 def moved(after: Tensor, before: Tensor) -> float:

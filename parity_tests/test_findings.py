@@ -18,6 +18,7 @@ from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.lens import Lens
 from parity_tests.harness.record import Known
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_gguf
+from reference_impl.losses import language_model_loss
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 WIDTHS = {
@@ -139,12 +140,83 @@ def beams_filled_with_eos(tmp_path: Path) -> bool:
     return filling == {1}
 
 
+def grouped_in_float32(tmp_path: Path) -> bool:
+    """As it is run unless something else is asked for."""
+    assert not raises("RuntimeError", lambda: small("Mixtral", hidden_size=28, head_dim=8, num_local_experts=4)(IDS))
+    return raises("RuntimeError", lambda: small("Mixtral", hidden_size=27, head_dim=8, num_local_experts=4)(IDS))
+
+
+def all_layers_dense(tmp_path: Path) -> bool:
+    dense = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [0]}
+    assert not raises("IndexError", lambda: small("Qwen3Moe", **dense)(IDS))
+    return raises("IndexError", lambda: small("Qwen3Moe", **dense)(IDS, output_router_logits=True))
+
+
+TWO_SIDES = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_attention_heads": 2} | {
+    "decoder_attention_heads": 2, "vocab_size": 20, "max_position_embeddings": 16, "pad_token_id": 0,
+    "decoder_start_token_id": 1, "eos_token_id": 2, "encoder_layers": 1,
+}
+
+
+def decoder_deeper_than_no_encoder(tmp_path: Path) -> bool:
+    """The encoder's number of layers is read, and there is no encoder."""
+    one, two = (small_of("BartForCausalLM", TWO_SIDES | {"decoder_layers": n}) for n in (1, 2))
+    assert not raises("IndexError", lambda: one(IDS))
+    return raises("IndexError", lambda: two(IDS))
+
+
+def labels_of_a_decoder_not_moved(tmp_path: Path) -> bool:
+    model = small_of("MarianForCausalLM", TWO_SIDES | {"decoder_layers": 1})
+    with torch.no_grad():
+        output = model(IDS, labels=IDS)
+    same = torch.nn.functional.cross_entropy(output.logits[0], IDS[0])
+    moved = language_model_loss(output.logits, IDS)
+    return bool(torch.isclose(output.loss, same)) and not torch.isclose(output.loss, moved)
+
+
+def positions_of_choices(tmp_path: Path) -> bool:
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 16}
+    model, ids = small_of("GPT2DoubleHeadsModel", sizes), IDS.expand(2, 2, 4)
+    given = {"mc_token_ids": torch.zeros(2, 2).long(), "token_type_ids": ids}
+    assert not raises("RuntimeError", lambda: model(ids, **given))
+    return raises("RuntimeError", lambda: model(ids, **given, position_ids=torch.arange(4).expand(2, 2, 4)))
+
+
+def answers_with_three_labels(tmp_path: Path) -> bool:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
+    assert not raises("ValueError", lambda: small_of("BertForQuestionAnswering", sizes)(IDS))
+    return raises("ValueError", lambda: small_of("BertForQuestionAnswering", sizes | {"num_labels": 3})(IDS))
+
+
+def first_labels_decide(tmp_path: Path) -> bool:
+    """A class by its number, then one by a row of zeros and ones."""
+    model = small_of("LlamaForSequenceClassification", WIDTHS | {"num_labels": 3})
+    with torch.no_grad():
+        model(IDS, labels=torch.tensor([1]))
+    return model.config.problem_type == "single_label_classification"
+
+
+def hidden_states_without_embedding(tmp_path: Path) -> bool:
+    """One more than there are layers, and the first of them is not what goes into the first layer."""
+    model = small_of("MambaForCausalLM", {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "state_size": 4})
+    with torch.no_grad():
+        states = model(IDS, output_hidden_states=True).hidden_states
+    return len(states) == 3 and not torch.equal(states[0], model.get_input_embeddings()(IDS))
+
+
+def small_of(name: str, config: dict[str, Any]) -> Any:
+    """A model of any class, with weights of its own choice."""
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**config)).eval()
+
+
 def known(name: str, since: str = "0", until: str | None = None) -> Known:
     return Known(name=name, sites=(), link="found here: see Findings in the README", since=since, until=until)
 
 
 FINDINGS: dict[Callable[..., bool], Known] = {
     grouped_in_half_precision: known("grouped_mm raises in half precision when a width is no multiple of 8", since="5.0.0"),
+    grouped_in_float32: known("grouped_mm, the default, raises in float32 when a width is no multiple of 4", since="5.0.0"),
     deepseek_v2_as_it_is: known("DeepseekV2Config() as it is cannot run a forward"),
     width_no_multiple_of_heads: known("a hidden_size that is no multiple of the heads is refused with head_dim", since="5.0.0"),
     jitter_in_place: known("router jitter multiplies the caller's tensor in place"),
@@ -153,6 +225,13 @@ FINDINGS: dict[Callable[..., bool], Known] = {
     beams_filled_with_eos: known("beams that have ended are filled with the end of text where padding is the token 0"),
     divisors_of_a_gguf: known("a Llama GGUF's rope_freqs.weight, the divisors of the frequencies, is dropped in silence"),
     qwen3_gguf: known("a Qwen3 GGUF loads only with a head width of 128: attention.key_length is passed over"),
+    all_layers_dense: known("a Qwen MoE whose layers are all dense raises when router logits are asked for", since="5.0.0"),
+    decoder_deeper_than_no_encoder: known("BartForCausalLM raises over a cache when decoder_layers is above encoder_layers"),
+    labels_of_a_decoder_not_moved: known("the loss of BartForCausalLM and MarianForCausalLM is of the token itself"),
+    positions_of_choices: known("GPT2DoubleHeadsModel refuses position_ids of the shape of input_ids"),
+    answers_with_three_labels: known("ForQuestionAnswering of BERT, FNet and T5 raises when num_labels is not 2"),
+    first_labels_decide: known("the first labels that a classifier sees are written into its config, and decide for all"),
+    hidden_states_without_embedding: known("hidden_states of Mamba and RWKV lack the embedding, and end with a norm besides"),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from reference_impl.position import RopeConfig
 from reference_impl.rope_scaling import Divided
 from weight_mapping.container import Checkpoint, Value
-from weight_mapping.errors import MappingError
+from weight_mapping.errors import MappingError, named, shown
 from weight_mapping.families import FAMILIES
 from weight_mapping.family import C, Default, Family, Fields, Key, Layout, ReferenceConfig
 from weight_mapping.rope import SCALINGS, as_llama3
@@ -66,9 +66,9 @@ def find_family(raw: Mapping[str, Value], layout: str, where: str | None = None)
     known = {name: f for f in FAMILIES.values() if layout in f.layouts for name in f.layouts[layout].names}
     name = raw.get(key)
     if name is None:
-        raise MappingError(f"{where}: lacks the key {key!r}; add it, one of {', '.join(known)}")
+        raise MappingError(f"lacks the key {key!r}; add it, one of {', '.join(known)}", where=where)
     if not isinstance(name, str) or name not in known:
-        raise MappingError(f"{where}: {key} {name!r} is not supported; supported are {', '.join(known)}")
+        raise MappingError(f"{key} {named(name)} is not supported; supported are {', '.join(known)}", where=where)
     return known[name]
 
 
@@ -87,7 +87,7 @@ def parse_config(
         config = _build(family, family.layouts[layout], {**(tensors_say or {}), **_read(raw, layout, family)})
         _check_implied(raw, layout, family, config)
     except MappingError as error:
-        raise MappingError(f"{where}: {error}") from None
+        raise MappingError(error, where=where) from None
     return family, config
 
 
@@ -123,7 +123,7 @@ def render_config(family: Family[C], config: C, dtype: torch.dtype) -> dict[str,
         out |= {key: scaling[key] for key in SCALINGS[values["rope.type"]].beside}
     out["torch_dtype"] = str(dtype).removeprefix("torch.")
     if parse_config(out, "hf")[1] != _sayable(config):
-        raise MappingError(f"config.json cannot say what {config} is")
+        raise MappingError(f"config.json cannot say what {config} is: it has other keys than this")
     return out
 
 
@@ -164,17 +164,17 @@ def _read(raw: Mapping[str, Value], layout: str, family: Family) -> Fields:
                 continue
             read = kind.read(value)
             if read is None and not (kind.null and value is None):
-                raise MappingError(f"{key} is {json.dumps(value)} and must be {kind.says}")
+                raise MappingError(f"{key} is {shown(value)} and must be {kind.says}")
             first, other = given.setdefault(known[key].field, (key, read))
             if other != read:
-                both = f"{key} {json.dumps(read)} contradicts {first} {json.dumps(other)}"
+                both = f"{key} {shown(read)} contradicts {first} {shown(other)}"
                 raise MappingError(f"{both}; keep the right one")
         elif key in only:
             if value not in only[key]:
                 allowed = " or ".join(map(json.dumps, only[key]))
-                raise MappingError(f"{key} is {json.dumps(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
+                raise MappingError(f"{key} is {shown(value)}, and only {allowed} is supported{_WHY.get(key, '')}")
         elif key not in own.implied and not is_harmless(key, layout, family):
-            raise MappingError(f"the key {key!r} is unknown and could change the maths; remove it if it does not")
+            raise MappingError(f"the key {named(key)} is unknown and could change the maths; remove it if it does not")
     return {field: value for field, (_, value) in given.items()}
 
 
@@ -182,8 +182,8 @@ def _check_implied(raw: Mapping[str, Value], layout: str, family: Family[C], con
     own = family.layouts[layout]
     for key, of in own.implied.items():
         if key not in own.keys and not is_harmless(key, layout, family) and raw.get(key) not in (None, of(config)):
-            follows = f"and {json.dumps(of(config))} follows from the other keys; keep what is right"
-            raise MappingError(f"{key} is {json.dumps(raw[key])}, {follows}")
+            follows = f"and {shown(of(config))} follows from the other keys; keep what is right"
+            raise MappingError(f"{key} is {shown(raw[key])}, {follows}")
 
 
 def _complete(given: Fields, names: list[str], defaults: Mapping[str, Default], spelled: Callable[[str], str]) -> None:
@@ -203,7 +203,7 @@ def _build(family: Family[C], layout: Layout[C], given: Fields) -> C:
     values: Fields = {name: given[name] for name in names}
     for check in family.checks:
         if not check.holds(values):
-            said = {name: f"{spelled(name)} {json.dumps(value)}" for name, value in values.items()}
+            said = {name: f"{spelled(name)} {shown(value)}" for name, value in values.items()}
             raise MappingError(check.says.format(**said))
 
     if family.rope_width is not None:
@@ -217,11 +217,11 @@ def _build_rope(given: Fields, width: int, layout: Layout) -> RopeConfig:
     said = {entry.field for entry in layout.keys.values()}
     supported = {name: scaling for name, scaling in SCALINGS.items() if said.issuperset(scaling.needed)}
     if kind not in supported:
-        raise MappingError(f"{spelled('rope.type')} {kind!r} is not supported yet; supported are {', '.join(supported)}")
+        raise MappingError(f"{spelled('rope.type')} {named(kind)} is not supported yet; supported are {', '.join(supported)}")
     scaling = supported[kind]
     for name in given:
         if name.startswith("rope.") and name not in (*_ROPE, *scaling.parts):
-            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {kind!r}; remove it")
+            raise MappingError(f"{spelled(name)} means nothing to {spelled('rope.type')} {named(kind)}; remove it")
     _complete(given, list(scaling.parts), scaling.defaults, spelled)
     for name in scaling.one_a_pair:
         if len(given[name]) != width // 2:

@@ -25,6 +25,8 @@ _WORDS = re.compile(rf"(?:^|(?<=\.))({'|'.join(map(re.escape, WRAPPERS))})\.")
 ADAPTERS = re.compile(r"(^|[._])(lora_|lokr_|hada_|ia3_|vera_|oft_|boft_|prompt_embeddings|modules_to_save)")
 """What adapters call their tensors."""
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+
 MERGE = "load it onto its base model with PEFT, merge_and_unload(), and save what that gives"
 
 FOREIGN = (
@@ -59,7 +61,8 @@ def _wrapped(names: Collection[str], expected: frozenset[str]) -> str | None:
         return None
     who = "every name" if count == len(names) else f"{count} of {len(names)} names"
     prefix, inner = extra
-    has = f"begins with {named(prefix)}" if prefix else f"holds {named(inner[0] + '.')}"
+    has = f"begin with {named(prefix)}" if prefix else f"hold {named(inner[0] + '.')}"
+    has = has.replace(" ", "s ", 1) if count == len(names) else has
     words = [*(match[1] for match in _WORDS.finditer(prefix)), *inner]
     by = [WRAPPERS[word] for word in dict.fromkeys(words)]
     left = f", which {' and '.join(left for left, _ in by)} left there" if by else ""

@@ -10,6 +10,7 @@ from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
 from parity_tests.harness.record import LOADING, PUBLISHED, Family, Known
+from reference_impl import initialisation
 
 
 def _offset_left_out(stack: Any) -> None:
@@ -30,6 +31,7 @@ FAMILY = Family(
     name="bart",
     hf_class="BartForConditionalGeneration",
     variants=tiny.VARIANTS,
+    initial=initialisation.both_sides,
     alone=(PUBLISHED,),
     reads=reads(start=2, shiftable=False),
     units=post_norm_units(embed_norm=True),
@@ -40,6 +42,14 @@ FAMILY = Family(
     beside=beside.two_sides("embed_norm"),
     siblings=siblings.without_head("Bart") | siblings.over_source("Bart") | siblings.decoder_alone("Bart", "deep"),
     known=(
+        Known(
+            name="without a tied head, each side has an embedding of its own",
+            sites=("initial.drawn",),
+            since="5.0.0",
+            where=lambda config: not config.tied_head,
+            link="found here: see Findings in the README",
+            unexplained="what parameters begin as is no part of a forward",
+        ),
         beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,
         Known(

@@ -29,6 +29,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
+from reference_impl import initialisation
 from reference_impl.heads import MLMHead
 from reference_impl.models.bert import BertConfig, BertEmbedding, BertModel
 
@@ -214,7 +215,9 @@ FAMILY = Family(
     name="bert",
     hf_class="BertForMaskedLM",
     variants=tiny.VARIANTS,
+    initial=initialisation.encoder,
     alone=(PUBLISHED,),
+    inert={"position_embedding_type": "the mapping refuses all but absolute ones"},
     reads=reads,
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),

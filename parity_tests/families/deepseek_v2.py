@@ -43,7 +43,7 @@ FAMILY = Family(
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("limited", "lite")),  # the default; has no float64 kernel
     ),
     rows=("M4", "G1"),
-    inert={"pretraining_tp": "nothing reads it"},
+    inert={"pretraining_tp": "nothing reads it", "aux_loss_alpha": "no loss uses it", "seq_aux": "no loss uses it"},
     beside=beside.MIXTURE,
     siblings=siblings.decoders("DeepseekV2", tokens_too=False, spans_too=False),
     known=(

@@ -15,6 +15,7 @@ from parity_tests.families.deviations import bare_bias, each, forward_of
 from parity_tests.families.units import block, only_hidden, output
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import PUBLISHED, Arguments, Backend, Call, Deviation, Family, Site, Unit, in_layers
+from reference_impl import initialisation
 from reference_impl.fourier import FourierMixing
 from reference_impl.heads import MLMHead
 from reference_impl.models.fnet import FNetEmbedding, FNetLayer
@@ -128,6 +129,7 @@ FAMILY = Family(
     rows=("T3",),
     inert={"*tpu_*": "how the transform is computed; by matrices, it takes sequences of one length alone"},
     variants=tiny.VARIANTS,
+    initial=initialisation.encoder,
     alone=(PUBLISHED,),
     units=units,
     reads=reads,

@@ -12,6 +12,7 @@ from parity_tests.families.transformer_units import attention_input, cross_input
 from parity_tests.families.units import NO_MASK, block, output, visible
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import PUBLISHED, Backend, Deviation, Family, Known, Site, Unit, in_layers
+from reference_impl import initialisation
 from reference_impl.models.gpt2 import GPT2Config, GPT2Model
 
 
@@ -133,6 +134,7 @@ FAMILY = Family(
     name="gpt2",
     hf_class="GPT2LMHeadModel",
     variants=tiny.VARIANTS,
+    initial=initialisation.gpt2,
     alone=(PUBLISHED,),
     reads=reads,
     units=units,

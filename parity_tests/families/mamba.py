@@ -14,6 +14,7 @@ from fixtures import mamba as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
+from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import (
@@ -28,6 +29,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
+from reference_impl import initialisation
 from reference_impl.mamba import STATE, MambaMixer
 from reference_impl.models.mamba import MambaLayer, MambaModel
 from reference_impl.recurrence import LayerState
@@ -159,31 +161,6 @@ def _post_norm(self: MambaLayer, x: Tensor, real: Any = None, cache: Any = None)
     return self.norm(x + self.mixer(x, real, cache))
 
 
-class _Forgetting(LayerState):
-    """A state of which one part begins anew at each call."""
-
-    def __init__(self, part: str):
-        super().__init__(STATE)
-        self.part = part
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "parts":
-            value = {key: x for key, x in value.items() if key != getattr(self, "part", None)}
-        super().__setattr__(name, value)
-
-
-def _forgetting(part: str) -> Callable[[Any], None]:
-    def change(model: MambaModel) -> None:
-        def new_cache() -> Any:
-            cache = MambaModel.new_cache(model)
-            cache.layers[:] = [_Forgetting(part) for _ in cache.layers]
-            return cache
-
-        model.new_cache = new_cache
-
-    return change
-
-
 def _beginning_anew(*parts: str) -> Callable[[Any], None]:
     """Several tokens at once find nothing of these parts of the state."""
 
@@ -233,12 +210,11 @@ FAMILY = Family(
     hf_class="MambaForCausalLM",
     rows=("T5",),
     inert={
-        "time_step_[!r]*": "initialisation",
-        "rescale_prenorm_residual": "initialisation",
         "use_mambapy": "another way to compute the scan, of a package",
         "use_associative_scan": "another way to compute the scan, under torch.compile",
     },
     variants=tiny.VARIANTS,
+    initial=initialisation.mamba,
     alone=(PUBLISHED,),
     units=units,
     reads=lambda config: Reads(vocab_size=config.vocab_size, positions=False),
@@ -264,9 +240,12 @@ FAMILY = Family(
         ),
         Known(
             name="beams that change places leave their states behind",
-            sites=tuple(
-                f"settings.{name}"
-                for name in ("num_beams", "num_return_sequences", "length_penalty", "early_stopping.never", "as-translations")
+            sites=(
+                "settings.num_beams",
+                "settings.num_return_sequences",
+                "settings.length_penalty",
+                "settings.early_stopping.never",
+                "settings.as-translations",
             ),
             until="5.13.0",
             link="measured, release by release",
@@ -315,8 +294,8 @@ FAMILY = Family(
                 ("no norm before the head", "norm", each(MambaModel, constant("norm", nn.Identity()))),
                 ("several tokens on a state begin from none", "dynamic.chunks", _beginning_anew(*STATE)),
                 ("several tokens on a state find no memory", "dynamic.chunks", _beginning_anew("memory")),
-                ("the inputs of the convolution begin anew at each call", "cache", _forgetting("inputs")),
-                ("the memory begins anew at each call", "cache", _forgetting("memory")),
+                ("the inputs of the convolution begin anew at each call", "cache", forgetting(STATE, "inputs")),
+                ("the memory begins anew at each call", "cache", forgetting(STATE, "memory")),
             )
         ),
     ),

@@ -12,6 +12,7 @@ from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
 from parity_tests.harness.record import LOADING, PUBLISHED, Deviation, Family, Known
+from reference_impl import initialisation
 from reference_impl.sinusoidal import sinusoidal_interleaved
 
 SCALED = ("base", "apart*", "odd")
@@ -39,6 +40,7 @@ FAMILY = Family(
     name="marian",
     hf_class="MarianMTModel",
     variants=tiny.VARIANTS,
+    initial=initialisation.both_sides,
     alone=(PUBLISHED,),
     reads=reads(start=7, shiftable=False),
     units=post_norm_units(embed_norm=False),

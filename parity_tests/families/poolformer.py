@@ -17,6 +17,7 @@ from parity_tests.families.deviations import bare_bias, constant, each, forward_
 from parity_tests.families.units import block, output
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
+from reference_impl import initialisation
 from reference_impl.ffn import gelu_tanh
 from reference_impl.models.poolformer import ConvFFN, PoolFormerLayer, PoolFormerModel, scaled
 from reference_impl.norm import ImageNorm
@@ -158,11 +159,12 @@ FAMILY = Family(
     hf_class="PoolFormerForImageClassification",
     rows=("T4",),
     inert={
-        "layer_scale_init_value": "initialisation",
+        "tie_word_embeddings": "there are no words",
         "patch_size": "nothing reads it: each stage has its own",
         "stride": "nothing reads it: each stage has its own",
     },
     variants=tiny.VARIANTS,
+    initial=initialisation.poolformer,
     alone=(PUBLISHED,),
     units=units,
     reads=reads,

@@ -24,10 +24,17 @@ def is_sparse(config: Any, layer: int) -> bool:
     return config.is_sparse(layer)
 
 
-CACHES = (
-    *("dynamic.steps", "dynamic.chunks", "static.steps", "static.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
-    *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
+STATIC = ("static.steps", "static.chunks")
+HELD = ("dynamic.steps.held", "dynamic.chunks.held")
+DYNAMIC = (
+    *("dynamic.steps", "dynamic.chunks", *HELD, "greedy", "prefilled"),
+    *("left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
 )
+
+
+def of_several(config: Any) -> bool:
+    """Of windows of more than one token that are shorter than what is read."""
+    return windows.within_reach(config) and config.window > 1
 
 
 def over_a_cache(*sites: str, where: Callable[[Any], bool]) -> Known:
@@ -99,9 +106,17 @@ FAMILY = Family(
             link="no issue known",
             explained="every layer has the window",
         ),
-        over_a_cache(*CACHES, where=lambda config: windows.within_reach(config) and config.window > 1),
+        over_a_cache(*DYNAMIC, where=of_several),
+        Known(
+            name="a static cache is as long as the window, and the mask as the text",
+            sites=STATIC,
+            until="5.0.0",
+            where=of_several,
+            link=scalings.MEASURED,
+            raises="RuntimeError",
+        ),
         *(replace(known, since="5.0.0", says=lambda raw: "layer_types" in raw) for known in windows.WINDOW_OF_ONE),
-        over_a_cache(*CACHES[2:6], where=lambda config: config.window == 1),
+        over_a_cache(*STATIC, *HELD, where=lambda config: config.window == 1),
     ),
     deviations=(
         *shared.RMS_NORM,

@@ -27,6 +27,7 @@ from parity_tests.harness.record import (
     Unit,
     in_layers,
 )
+from reference_impl import initialisation
 from reference_impl.attention import MHA
 from reference_impl.models.t5 import RelativeBias, T5Config
 
@@ -167,6 +168,7 @@ FAMILY = Family(
     name="t5",
     hf_class="T5ForConditionalGeneration",
     variants=tiny.VARIANTS,
+    initial=initialisation.t5,
     alone=(PUBLISHED,),
     reads=reads(start=0, shiftable=True),
     units=units,
@@ -183,6 +185,14 @@ FAMILY = Family(
     beside=beside.two_sides("embedded", "norm"),
     siblings=siblings.without_head("T5") | siblings.over_source("T5", "transformer") | siblings.encoder_alone("T5"),
     known=(
+        Known(
+            name="a model that is not tied begins tied: a T5Config knows no other way",
+            sites=("initial.drawn",),
+            since="5.0.0",
+            where=lambda config: not config.tied_head,
+            link="found here: see Findings in the README",
+            unexplained="what parameters begin as is no part of a forward",
+        ),
         beside.no_tuple_by_config("5.0.0"),
         *(
             Known(

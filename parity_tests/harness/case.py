@@ -110,6 +110,7 @@ def batches_of(case: Case) -> list[Batch]:
     return [batch.to(case.device) for batch in batches]
 
 
-def cache_batches(case: Case) -> list[Batch]:
-    """What it reads in pieces over a cache."""
-    return [batch.to(case.device) for batch in reads(case).cached()]
+def cache_batches(case: Case, length: int | None = None) -> list[Batch]:
+    """What it reads in pieces over a cache: so many tokens, or as many as fit every table."""
+    given = reads(case)
+    return [batch.to(case.device) for batch in (given.cached() if length is None else given.lasting(length))]

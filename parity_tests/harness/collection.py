@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from parity_tests.families import FAMILIES
+from parity_tests.harness.checkpoints import REFUSED
 from parity_tests.harness.names import PRECISIONS, kind_of
 from parity_tests.harness.points import (
     Options,
@@ -23,6 +24,7 @@ from parity_tests.harness.points import (
 )
 from parity_tests.harness.record import Family
 from parity_tests.harness.rows import ONLY_AT, ROWS
+from parity_tests.harness.schedules import at_edges
 from parity_tests.harness.siblings import siblings_of
 
 
@@ -37,6 +39,7 @@ def options_of(config: pytest.Config) -> Options:
         device=chosen.device,
         checkpoints=chosen.checkpoint,
         trained=chosen.trained,
+        refused=config.stash.get(REFUSED, {}),
     )
 
 
@@ -54,7 +57,9 @@ def families_of(metafunc: pytest.Metafunc, options: Options) -> list[str] | None
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Give a test its points, its deviations or its cases."""
+    """Give a test its points, its deviations or its cases, unless it names them itself."""
+    if any("case" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return
     options = options_of(metafunc.config)
     options = replace(options, families=families_of(metafunc, options))
     if "point" in metafunc.fixturenames:
@@ -90,7 +95,10 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             of_text = [case for case in found if not case.record.reads(config_of(case)).memory]
             first = {case.family: case.variant for case in reversed(of_text)}
             found = [case for case in of_text if case.variant == first[case.family]]
-        if "kind" in metafunc.fixturenames:
+        if "edge" in metafunc.fixturenames:
+            edges = [(c, kind, edge) for c in found for kind in c.record.caches for edge in at_edges(config_of(c))]
+            metafunc.parametrize(("case", "kind", "edge"), edges, ids=["-".join(map(str, edge)) for edge in edges])
+        elif "kind" in metafunc.fixturenames:
             pairs = [(case, kind) for case in found for kind in case.record.caches]
             metafunc.parametrize(("case", "kind"), pairs, ids=[f"{case}-{kind}" for case, kind in pairs])
         elif "sibling" in metafunc.fixturenames:

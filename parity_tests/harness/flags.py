@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,7 +14,15 @@ from rich.table import Table
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness import hf, settings
+from parity_tests.harness.initial import SAID
 from parity_tests.harness.record import Family
+
+REFUSED: Mapping[str, Any] = {
+    "pruned_heads": {"0": [0]},
+    "cross_attention_hidden_size": 12,
+    "tie_encoder_decoder": True,
+}
+"""Fields that change what a model is, or what joins two models, each at a value that does."""
 
 INERT = {
     "who wrote the file, and how it is stored": "_name_or_path architectures model_type transformers_version *dtype prefix",
@@ -21,10 +30,12 @@ INERT = {
     "what a call returns": "use_cache output_* return_dict*",
     "heads of other tasks, and their labels": "id2label label2id problem_type finetuning_task task_specific_params "
     "classifier_dropout summary_*",
-    "initialisation": "initializer_range initializer_factor init_std",
-    "how it is computed": "chunk_size_feed_forward torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing",
-    "nothing reads it": "pruned_heads cross_attention_hidden_size tie_encoder_decoder",
-    "fixed by the architecture": "is_encoder_decoder",
+    "what parameters begin as, which test_initialisation compares": " ".join(key for said in SAID.values() for key in said),
+    "the same numbers in pieces, which test_flags compares where anything reads it": "chunk_size_feed_forward",
+    "the same numbers in another way: recomputed, or traced": "gradient_checkpointing torchscript",
+    "nothing of PyTorch reads it": "tf_legacy_loss use_bfloat16",
+    "the mapping refuses it": " ".join(REFUSED),
+    "fixed by the architecture, and refused where it is another": "is_encoder_decoder add_cross_attention is_decoder",
 }
 """Of every family, by the reason: fields that change no number of a forward."""
 

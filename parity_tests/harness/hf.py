@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 from parity_tests.harness.batches import Batch
+from parity_tests.harness.blame import Whose, whose
 from parity_tests.harness.compare import DTYPES
 from parity_tests.harness.lens import Lens
 from parity_tests.harness.record import LOADING, Backend, Call, Unit
@@ -45,6 +46,11 @@ def has_class(name: str) -> bool:
     return hasattr(transformers, name)
 
 
+def loaded_as(precision: str) -> torch.dtype:
+    """The dtype in which transformers is given a checkpoint."""
+    return DTYPES["f32" if precision == "f64" else precision]
+
+
 def build(hf_class: str, source: Path, precision: str, backend: Backend, device: str = "cpu") -> Any:
     """Load a checkpoint through transformers' own loader, in evaluation mode.
 
@@ -53,23 +59,25 @@ def build(hf_class: str, source: Path, precision: str, backend: Backend, device:
     """
     if not has_class(hf_class):
         raise Absent(f"transformers {VERSION} has no {hf_class}")
-    loaded_as = DTYPES["f32" if precision == "f64" else precision]
     dtype_name = "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-        # A model class by itself does not look into the file for its config in every release; AutoConfig does.
-        where["config"] = transformers.AutoConfig.from_pretrained(**where)
-    options = {dtype_name: loaded_as, "attn_implementation": backend.attention} | _experts(backend.experts, precision)
+    options: dict[str, Any] = {dtype_name: loaded_as(precision), "attn_implementation": backend.attention}
+    options |= _experts(backend.experts, precision)
     if "generation_config" in inspect.getsource(transformers.PreTrainedModel.from_pretrained):
         options["generation_config"] = no_settings()  # the file's own may be one that a release refuses
     try:
+        if source.is_file():  # a model class does not look into the file for its config in every release; AutoConfig does
+            where["config"] = transformers.AutoConfig.from_pretrained(**where)
         model, told = getattr(transformers, hf_class).from_pretrained(
             **where, **options, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # some are of classes of other packages
         if "attention implementation" in str(error) or "scaled_dot_product_attention" in str(error):
             raise Absent(f"transformers {VERSION} has no {backend.attention} attention for {hf_class}") from error
+        if whose(error) is not Whose.THEIRS:
+            raise
         line, name = (str(error).strip().splitlines() or [""])[-1].strip(), type(error).__name__
         raise Crashed(f"transformers raises {name} on loading: {line}", raised=name, stage=LOADING) from error
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -106,6 +114,7 @@ def lens_for(precision: str) -> Lens | nullcontext[None]:
 
 def _outside_the_lens(formula: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # what fails in there is the formula's
         with torch._C.DisableTorchFunction():
             return formula(*args, **kwargs)
 
@@ -133,10 +142,14 @@ def frozen_rope_formulas(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def crashes() -> Iterator[None]:
-    """Turn whatever transformers raises into a `Crashed` that says so: a difference to report, not an error of ours."""
+    """Turn what transformers raises into a `Crashed` that says so: a difference to report. What is not its fault stays as it
+    is: an error of ours, such as a hook that fails, or of the machine.
+    """
     try:
         yield
     except Exception as error:
+        if whose(error) is not Whose.THEIRS:
+            raise
         line, name = (str(error).splitlines() or [""])[0], type(error).__name__
         raise Crashed(f"transformers raises {name}: {line}", raised=name) from error
 
@@ -208,6 +221,14 @@ def named(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     dtype = next(model.parameters()).dtype
     cast = {torch.bool: torch.long, torch.float32: dtype}
     return {names[name]: x.to(cast.get(x.dtype, x.dtype)) for name, x in inputs.items()}
+
+
+def _check_devices(model: nn.Module, given: Mapping[str, Any]) -> None:
+    """What lies on another device than the model is our mistake, though the exception would come out of transformers."""
+    device = next(model.parameters()).device
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.device != device:
+            raise ValueError(f"{name} lies on {x.device}, and the model on {device}: the suite has not moved it there")
 
 
 def logits_of(output: Any) -> Tensor:
@@ -289,6 +310,7 @@ def _of_this_call(model: Any, inputs: Mapping[str, Tensor], given: Mapping[str, 
 
 def call(model: nn.Module, precision: str, given: Mapping[str, Any], *, gradients: bool = False) -> Any:
     """A forward with arguments under transformers' names, under the lens where the precision asks for it."""
+    _check_devices(model, given)
     with torch.set_grad_enabled(gradients), frozen_rope_formulas(model), lens_for(precision), crashes():
         return model(**given)
 
@@ -351,6 +373,7 @@ def generate(model: Any, precision: str, prompt: Batch, n_new: int, *, read: int
     ours: dict[str, Any] = {"do_sample": False, "max_new_tokens": n_new, "pad_token_id": 0, "return_dict_in_generate": True}
     if prompt.source is not None:
         ours["decoder_start_token_id"] = int(prompt.inputs["ids"][0, 0])
+    _check_devices(model, given)
     chosen = transformers.GenerationConfig(**(ours | settings))
     with torch.no_grad(), frozen_rope_formulas(model), lens_for(precision), crashes(), nothing_of_its_own(model):
         out = model.generate(**given, generation_config=chosen)

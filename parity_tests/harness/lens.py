@@ -29,6 +29,7 @@ class Lens(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True  # what fails in an operation is whose called it
         if func is Tensor.float:
             func = Tensor.double
         if not _SAYS_A_DTYPE.isdisjoint(map(type, args)):  # asked of every operation, so it has to be quick

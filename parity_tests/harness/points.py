@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fixtures import real
 from parity_tests.families import FAMILIES
 from parity_tests.harness.case import TRAINED, Case
+from parity_tests.harness.checkpoints import asked_for
 from parity_tests.harness.names import PRECISIONS
 from parity_tests.harness.record import Alone, Backend, Deviation, Family
 from weight_mapping import open_checkpoint
@@ -22,7 +22,7 @@ TRAINED_PRECISIONS = ("f64", "f32")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line chose; None or empty means everything."""
+    """What the command line chose; None or empty means everything. refused: the checkpoints that cannot be verified."""
 
     families: list[str] | None = None
     precisions: list[str] | None = None
@@ -31,6 +31,7 @@ class Options:
     device: str = "cpu"
     checkpoints: list[Path] | None = None
     trained: bool = False
+    refused: Collection[Path] = ()
 
     def takes(self, backend: Backend) -> bool:
         """Whether a backend was chosen."""
@@ -147,11 +148,8 @@ def family_of(path: Path) -> str:
 
 
 def trained_checkpoints(options: Options) -> list[Path]:
-    """The checkpoints of the command line, or with --trained those that were fetched, but for what is only run by name."""
-    if options.checkpoints:
-        return [path.absolute() for path in options.checkpoints]
-    free = [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in] if options.trained else []
-    return [path for path in map(real.path_of, free) if path is not None]
+    """The checkpoints that were asked for, without those that were refused."""
+    return [path for path in asked_for(options.checkpoints, options.trained) if path not in options.refused]
 
 
 def points(options: Options, level: str) -> list[Point]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.memory import of_model
 from parity_tests.harness.names import kind_of
+from reference_impl import initialisation
+from reference_impl.initialisation import Table
 
 
 @dataclass
@@ -352,6 +354,8 @@ class Family:
     rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
     alone: tuple[Alone, ...] = ()
+    initial: Table = initialisation.decoder
+    """What its parameters begin as."""
 
     def deviation(self, name: str) -> Deviation:
         """The deviation of this name; of several, which differ in where they show, the first will do.

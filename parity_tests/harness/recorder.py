@@ -11,6 +11,7 @@ import pytest
 
 from parity_tests.harness import hf, known
 from parity_tests.harness.case import Case, reference, twin
+from parity_tests.harness.checkpoints import cannot_hold
 from parity_tests.harness.compare import Outcome, absent, not_covered, refused, worse
 from parity_tests.harness.explanation import Compared, explain_site
 from parity_tests.harness.failure import failure, plain_failure
@@ -51,6 +52,9 @@ class Recorder:
         """The comparison of a case; where the installed transformers lacks it, that is recorded and the test skipped. Where
         it raises, that is judged once, and every other site of the case is not covered.
         """
+        if case.trained and (note := cannot_hold(case.source, hf.loaded_as(case.precision))):
+            self.keep(case, mode, site, not_covered(note))
+            pytest.skip(f"not covered: {note}")
         try:
             if (left := hf.left_random(twin(case))) and known.excuse(case, LOADING, refused("")) is not None:
                 raise hf.Crashed(f"transformers leaves {', '.join(left)} random", stage=LOADING)

@@ -8,6 +8,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from parity_tests.harness.compare import Outcome
 
 VERSIONED = ("torch", "transformers", "safetensors", "accelerate")
-LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes")
-SHORT = {"generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways", "outputs": "out."}
+LEVELS = ("block", "layer", "model", "cache", "generation", "training", "invariant", "ways in", "outputs", "classes", "initial")
+SHORT = {
+    "generation": "gen.", "training": "train.", "invariant": "inv.", "ways in": "ways", "outputs": "out.",
+    "initial": "init.",
+}
 ONE_PASS = ("block", "layer", "model")
 
 
@@ -80,6 +84,7 @@ class Result:
         return self.error / self.bar if self.bar else (math.inf if self.error else 0.0)
 
 
+@cache
 def versions() -> dict[str, str]:
     """Of everything that could move a result."""
     found = {name: metadata.version(name) for name in VERSIONED}

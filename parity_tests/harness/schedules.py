@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +14,48 @@ from parity_tests.harness.shapes import unchecked
 
 SCHEDULES = {"steps": (14, *[1] * 5), "chunks": (8, 6, 5), "pass": (19,)}
 """How many tokens go in at each call: a prompt and single steps; several at once on a cache; everything at once."""
+
+
+FARTHEST = 64
+"""An edge behind more tokens than this is not gone to."""
+
+
+def edges_of(config: Any) -> dict[str, int]:
+    """Where a config says that something changes with the length of a text: the tokens that a window shows, and those that a
+    model was trained on before its rotary table was stretched.
+    """
+    scaling = getattr(getattr(config, "rope", None), "scaling", None)
+    lengths = (getattr(scaling, name, None) for name in ("original_positions", "max_positions"))
+    found = {"window": getattr(config, "window", None), "length": next(filter(None, lengths), None)}
+    return {name: edge for name, edge in found.items() if edge is not None and edge <= FARTHEST}
+
+
+def grows(config: Any) -> bool:
+    """Whether a rotary table is another one past its edge, so that a text read in pieces is not what one pass makes of it."""
+    scaling, edge = config.rope.scaling, edges_of(config).get("length")
+    tables = [scaling.frequencies(config.rope.theta, config.rope.width, n) for n in (edge, edge + 1)] if edge else []
+    return bool(tables) and not torch.equal(*tables)
+
+
+@cache
+def at_edges(config: Any) -> dict[str, tuple[int, ...]]:
+    """Schedules from one side of an edge to the other: one token at a time from the first on; a prompt that ends one below, at
+    and one above it, and single steps; several tokens at once across it, and several behind it. Of a length past which the
+    rotary table stays as it is, less.
+    """
+    found = {}
+    for name, edge in edges_of(config).items():
+        total = max(edge + 4, 12)
+        begins = {"ones": (), "below": (edge - 1,), "at": (edge,), "above": (edge + 1,)}
+        for kind, begin in begins.items():
+            if name == "length" and kind != "at" and not grows(config):
+                continue
+            sizes = (*filter(None, begin), *[1] * (total - sum(begin)))
+            if sizes not in found.values():  # around a window of one token, some are the same
+                found[f"{name}.{kind}"] = sizes
+        across = tuple(filter(None, (max(edge - 2, 0), 4)))
+        found[f"{name}.across"] = (*across, total - sum(across))
+    return found
 
 
 def fitting(sizes: tuple[int, ...], length: int) -> tuple[int, ...]:
