@@ -30,13 +30,21 @@ class HFFolder(Checkpoint):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        return any(oddity(path / name) is None for name in cls.LISTINGS)
+        return cls.listing(path) is not None
+
+    @classmethod
+    def listing(cls, path: Path) -> str | None:
+        """The file of the folder that says which tensors are in it."""
+        return next((name for name in cls.LISTINGS if oddity(path / name) is None), None)
 
     def __init__(self, path: Path):
         super().__init__(path)
         self._folder = os.stat(path)
         self._opened: dict[str, Shard] = {}
-        self._listing = next(name for name in self.LISTINGS if oddity(path / name) is None)
+        listing = self.listing(path)
+        if listing is None:
+            raise MappingError("was replaced while it was being read; load it again", where=path)
+        self._listing = listing
         if self._listing in (self.WEIGHTS, self.OLD_WEIGHTS):
             self._files = dict.fromkeys(self._shard(self._listing), self._listing)
         else:

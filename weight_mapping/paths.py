@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from weight_mapping.diagnosis import ADAPTER_FILES, MERGE
 from weight_mapping.errors import MappingError, named
 from weight_mapping.gguf_file import GGUFFile
 from weight_mapping.hf_folder import HFFolder
@@ -14,7 +15,7 @@ from weight_mapping.json_file import oddity
 _CONVERT = "convert it with the script that transformers has for its family, or take the hub's own copy"
 _RESAVE = "load it with what wrote it, and save the model's state_dict as safetensors"
 LAYOUTS = {
-    "adapter_model.*": ("a PEFT adapter alone", "merge it into its base model and give that (merge_and_unload, save_pretrained)"),
+    **dict.fromkeys(ADAPTER_FILES, ("an adapter alone", MERGE)),
     "consolidated*.pth": ("Meta's own layout", _CONVERT),
     "consolidated*.safetensors": ("Mistral's own layout", _CONVERT),
     "mp_rank_*": ("a part of a DeepSpeed or Megatron checkpoint", "join its parts with zero_to_fp32.py or Megatron's converter"),
@@ -35,7 +36,7 @@ LAYOUTS = {
 def meant(path: Path) -> Path:
     """The checkpoint that `path` stands for: the folder of one of its files, where that says all; else itself."""
     listing = path.name in (*HFFolder.LISTINGS, HFFolder.CONFIG)
-    if not listing or not oddity(path) is None or not HFFolder.recognises(path.parent):
+    if not listing or oddity(path) is not None or not HFFolder.recognises(path.parent):
         return path
     if path.name == HFFolder.CONFIG or HFFolder.listing(path.parent) == path.name:
         return path.parent
@@ -57,7 +58,7 @@ def why_none(path: Path) -> MappingError:
 def _missing(path: Path) -> str:
     text = str(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not path.parent.exists():
-        return "does not exist, and nothing is downloaded: fetch it with `hf download`, and give the folder that prints"
+        return "does not exist, and nothing is downloaded: fetch it with `hf download`, and give the folder that it names"
     return "does not exist; give a checkpoint on this machine"
 
 

@@ -60,7 +60,7 @@ def readable(path: Path) -> Path:
     """`path`, or where its folder lies when a run was killed between the two renames."""
     if os.path.lexists(path):
         return path
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: a null character in the name
         real = path.resolve()
         return next((stage / _OLD for stage in _stages(real.parent, real.name) if (stage / _OLD).is_dir()), path)
     return path
