@@ -63,7 +63,7 @@ def _empty(family: Family[C], config: C) -> nn.Module:
     try:
         with torch.device("meta"):
             return family.model(config)
-    except (RuntimeError, OverflowError, TypeError) as error:  # on this device only sizes can be wrong; a TypeError past 64 bits
+    except (RuntimeError, OverflowError, TypeError) as error:  # only sizes can be wrong here; past 64 bits TypeError
         sizes = {name: value for name, value in vars(config).items() if type(value) is int}
         largest = max(sizes, key=lambda name: sizes[name])
         why = f"no tensor can be so large as the sizes ask for, {largest} {sizes[largest]} above all"

@@ -18,7 +18,10 @@ LAYOUTS = {
     **dict.fromkeys(ADAPTER_FILES, ("an adapter alone", MERGE)),
     "consolidated*.pth": ("Meta's own layout", _CONVERT),
     "consolidated*.safetensors": ("Mistral's own layout", _CONVERT),
-    "mp_rank_*": ("a part of a DeepSpeed or Megatron checkpoint", "join its parts with zero_to_fp32.py or Megatron's converter"),
+    "mp_rank_*": (
+        "a part of a DeepSpeed or Megatron checkpoint",
+        "join its parts with zero_to_fp32.py or Megatron's converter",
+    ),
     "rank_*": ("a part of a checkpoint of several ranks", "join its parts with the tool that wrote them"),
     "iter_*": ("a Megatron checkpoint", "convert it with Megatron's own converter to the hub's layout"),
     "*.distcp": ("a distributed checkpoint of torch", "join its parts with torch.distributed.checkpoint.format_utils"),

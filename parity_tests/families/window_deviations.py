@@ -73,13 +73,15 @@ def _one_key_short(model: Decoder) -> None:
 
 
 def _everything_in_steps(model: Decoder) -> None:
-    """Layers with a window of one keep all keys, and the mask of a single token, one key wide, lets it see them all."""
+    """Layers with a window of one keep all keys, and the mask of a single token, one key wide, is that of them all: it sees
+    each, or none where it is padding itself.
+    """
     windows = model.windows
     layers: list[Any] = list(model.layers)
     model.new_cache = lambda: KVCache(len(windows), windows=[None if window == 1 else window for window in windows])
     for layer, window in zip(layers, windows, strict=True):
         if window == 1:
-            layer.mask.forward = lambda visible: torch.ones_like(visible) if visible.shape[-2] == 1 else visible
+            layer.mask.forward = lambda visible: visible[..., -1:].expand_as(visible) if visible.shape[-2] == 1 else visible
 
 
 OF_ONE = Deviation(
