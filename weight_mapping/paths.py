@@ -35,7 +35,7 @@ LAYOUTS = {
 def meant(path: Path) -> Path:
     """The checkpoint that `path` stands for: the folder of one of its files, where that says all; else itself."""
     listing = path.name in (*HFFolder.LISTINGS, HFFolder.CONFIG)
-    if not listing or not oddity(path) is None or not HFFolder.recognises(path.parent):
+    if not listing or oddity(path) is not None or not HFFolder.recognises(path.parent):
         return path
     if path.name == HFFolder.CONFIG or HFFolder.listing(path.parent) == path.name:
         return path.parent
