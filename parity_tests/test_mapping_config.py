@@ -199,7 +199,7 @@ WRONG_CONFIGS = {
     "no-shared": ({"n_shared_experts": None}, "n_shared_experts is null and must be a whole number above 0"),
     "no-experts": ({"n_routed_experts": None}, "n_routed_experts is null and must be a whole number above 0"),
     "null-interleave": ({"rope_interleave": None}, "rope_interleave is null and must be true or false"),
-    "no-latent": ({"q_lora_rank": 0}, "q_lora_rank is 0 and must be a whole number above 0 or null"),
+    "no-latent": ({"q_lora_rank": 0}, "q_lora_rank is 0 and must be a whole number above 0, up to"),
     "dense": ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1 and must be a whole number of 0 or more"),
 }
 
