@@ -17,7 +17,8 @@ from weight_mapping.families import FAMILIES
 
 SEEN: dict[str, dict[str, list[Any]]] = json.loads((Path(fixtures.__file__).parent / "configs" / "keys.json").read_text())
 """By family, the keys of config.json and values of theirs: all that the config classes of 4.57.6 and of 5.24.0 write, those
-of published configs, and what was found in others' files beside them. Long values are left out.
+of the published configs beside this file, and what files of older and of other writers are known to have, written down from
+memory and not collected. Long values are left out.
 """
 
 
