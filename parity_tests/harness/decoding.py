@@ -30,7 +30,7 @@ def text_of(case: Case, length: int, *, pads: bool, filler: int) -> Batch:
     given, name = reads(case), f"settings.{length}.{pads}"
     rows = 2 if given.source or "left" in given.padding else 1
     few = min(FEW, given.vocab_size)
-    inputs = given.prompt(name, (rows, length)).inputs | {"ids": tokens(name, (rows, length), few)}
+    inputs = {**given.prompt(name, (rows, length)).inputs, "ids": tokens(name, (rows, length), few)}
     text, real = "ids", "real"
     if given.source:
         starts = torch.full((rows, 1), given.start)
