@@ -49,7 +49,8 @@ def free_of(case: Case, prompt: Batch) -> Free:
 
     def make() -> Free:
         with unchecked():
-            made = generate(model, **ours.cast(model, prompt.inputs), n_new=N_NEW)
+            given: dict[str, Any] = ours.cast(model, prompt.inputs)
+            made = generate(model, **given, n_new=N_NEW)
         least = int(made.scores.flatten(0, 1).amax(0).argmin())
         return Free(made.tokens[0].tolist(), int(prompt.inputs["ids"][0, -1]), least)
 
@@ -87,7 +88,7 @@ class Steps:
 
     def along(self, values: Mapping[str, Any]) -> Tensor:
         """The reference's scores (b, n, v) of what transformers wrote."""
-        given = ours.cast(self.model, self.prompt.inputs)
+        given: dict[str, Any] = ours.cast(self.model, self.prompt.inputs)
         with unchecked():
             made = generate(self.model, **given, n_new=N_NEW, settings=Settings(**values), follow=self.tokens)
         return made.scores
@@ -116,7 +117,7 @@ class Beams:
 
     def search(self, values: Mapping[str, Any]) -> list[Beam]:
         """The reference's, row by row."""
-        given = ours.cast(self.model, self.prompt.inputs)
+        given: dict[str, Any] = ours.cast(self.model, self.prompt.inputs)
         with unchecked():
             rows = beam_search(self.model, **given, n_new=N_NEW, settings=Settings(**values))
         return [beam for row in rows for beam in row]

@@ -31,7 +31,7 @@ def my_continuation(model: Any, prompt: Batch, n_new: int, *, eos: int | None = 
 
     def make() -> Tensor:
         with unchecked():
-            given = ours.cast(model, prompt.inputs)
+            given: dict[str, Any] = ours.cast(model, prompt.inputs)
             return generate(model, **given, n_new=n_new, settings=ending, first=read).tokens
 
     key = ("greedy", *((name, str(x.tolist())) for name, x in prompt.inputs.items() if name != "memory"), n_new, eos, read)
