@@ -23,6 +23,7 @@ from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case
 from parity_tests.harness.flags import config_class
+from parity_tests.harness.known import departures
 from parity_tests.harness.record import Family, Fed, Sibling
 from parity_tests.harness.shapes import unchecked
 
@@ -109,12 +110,16 @@ class reading:
 
 
 def build(case: Case, name: str, n_labels: int, last: str) -> Pair:
-    """Both sides of a class, made anew from a variant's weights, in float64. Errors: hf.Absent, hf.Crashed."""
+    """Both sides of a class, made anew from a variant's weights, in float64; the reference with what is known of this release
+    applied. Errors: hf.Absent, hf.Crashed.
+    """
     if not hf.has_class(name):
         raise hf.Absent(f"transformers {hf.VERSION} has no {name}")
     sibling = case.record.siblings[name]
     assert isinstance(sibling, Sibling)
     model = weight_mapping.load(case.source, dtype=torch.float64)
+    for departure in departures(case):
+        departure.apply(model)
     head = sibling.head
     if isinstance(head, str):
         head = model.get_submodule(head)
