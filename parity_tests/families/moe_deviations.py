@@ -35,7 +35,6 @@ KNOWN = (
     Known(
         name="the load-balancing loss takes the mask of the cache for that of the new tokens",
         sites=("load-balancing.cached",),
-        since="5.0.0",
         link="found here: see Findings in the README",
         raises="RuntimeError",
     ),
