@@ -305,7 +305,7 @@ WINDOW_OF_ONE = (
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees even padding",
-        sites=("dynamic.steps", "left-padded"),
+        sites=("dynamic.steps", "left-padded", "left-padded.equals-alone"),
         since="4.56.0",
         where=_of_one,
         attention=("sdpa",),
