@@ -1,6 +1,5 @@
 """The hub's container: a folder of a config.json and of safetensors files, or of the .bin files from before them."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -11,6 +10,7 @@ from weight_mapping.bin_file import BinFile
 from weight_mapping.container import Checkpoint, Value, read_json
 from weight_mapping.errors import MappingError, MissingTensorError, named
 from weight_mapping.json_file import oddity
+from weight_mapping.replacing import Place
 from weight_mapping.safetensors_file import SafetensorsFile
 
 Shard: TypeAlias = SafetensorsFile | BinFile
@@ -39,7 +39,7 @@ class HFFolder(Checkpoint):
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self._folder = os.stat(path)
+        self._place = Place(path)
         self._opened: dict[str, Shard] = {}
         listing = self.listing(path)
         if listing is None:
@@ -99,11 +99,7 @@ class HFFolder(Checkpoint):
 
     def _check_folder(self) -> None:
         """Raise unless what was just read lies in the folder that was opened: `save` puts a new one in its place."""
-        try:
-            same = os.path.samestat(self._folder, os.stat(self.path))
-        except FileNotFoundError:
-            same = False
-        if not same:
+        if not self._place.unchanged():
             raise MappingError("was replaced while it was being read; load it again", where=self.path)
 
     def _check_shard(self, file: str, shard: Shard) -> None:

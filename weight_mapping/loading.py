@@ -1,7 +1,6 @@
 """A model of the reference from a checkpoint alone."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from weight_mapping.families import FAMILIES
 from weight_mapping.family import ALSO, C, Family, Layout, ReferenceConfig
 from weight_mapping.patterns import found
 from weight_mapping.plan import Plan, longest_index, n_names, plan, source_of
+from weight_mapping.replacing import Place
 from weight_mapping.rules import Table
 
 FEW_NAMES = 100_000
@@ -79,21 +79,13 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     the config has a key that is not understood, when a file is damaged, or when dtypes are mixed and nothing says more.
     """
     for last in (*9 * [False], True):
-        before = _identity(path)
+        place = Place(path)
         try:
             return _load(path, dtype, device)
         except MappingError:  # read anew where another was put in its place meanwhile, as `save` does
-            if last or _identity(path) == before:
+            if last or place.unchanged():
                 raise
     raise AssertionError
-
-
-def _identity(path: str | Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # ValueError: a null character in the name
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _load(path: str | Path, dtype: torch.dtype | None, device: torch.device | str) -> Any:

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EINVAL, ENOSYS, ENOTSUP
@@ -54,6 +55,26 @@ def replacing(path: Path, is_ours: Callable[[str], bool]) -> Iterator[Path]:
         else:
             _keep_others(path, new, is_ours)
             _swap(new, path, stage, is_ours)
+
+
+class Place:
+    """What lies at a path now. A folder is held open, for the file system gives the number of one that is gone to the next."""
+
+    def __init__(self, path: str | Path):
+        self._path, self._handle, self._folder = path, None, os.path.isdir(path)
+        with suppress(OSError, ValueError):  # as on Windows, where no folder can be opened
+            if self._folder:
+                self._handle = os.open(path, os.O_RDONLY)
+                weakref.finalize(self, os.close, self._handle)
+
+    def unchanged(self) -> bool:
+        """Whether it lies there still, and no other folder in its place."""
+        if self._handle is None:
+            return os.path.isdir(self._path) == self._folder
+        try:
+            return os.path.samestat(os.fstat(self._handle), os.stat(self._path))
+        except FileNotFoundError:
+            return False
 
 
 def readable(path: Path) -> Path:

@@ -39,7 +39,7 @@ class SafetensorsFile(Mapping[str, Tensor]):
         try:
             self._check_size_of_header()
             self._file = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, RuntimeError, OSError) as error:  # RuntimeError: torch cannot map it
             raise MappingError(f"not a complete safetensors file ({error}); fetch it again", where=path) from error
         self._names = frozenset(self._file.keys())
 
