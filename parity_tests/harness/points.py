@@ -148,8 +148,14 @@ def family_of(path: Path) -> str:
 
 
 def trained_checkpoints(options: Options) -> list[Path]:
-    """The checkpoints that were asked for, without those that were refused."""
-    return [path for path in asked_for(options.checkpoints, options.trained) if path not in options.refused]
+    """The checkpoints that were asked for, each by the folder or file that it is, without those that were refused."""
+    asked = (path for path in asked_for(options.checkpoints, options.trained) if path not in options.refused)
+    return list(dict.fromkeys(_opened(path) for path in asked))
+
+
+@cache
+def _opened(path: Path) -> Path:
+    return open_checkpoint(path).path  # a file of a folder stands for the folder
 
 
 def points(options: Options, level: str) -> list[Point]:
