@@ -87,7 +87,7 @@ def steps(family: Family, folder: Path, config: dict[str, Any]) -> dict[str, Cal
 
     def generate() -> str | None:
         prompt: Batch = given.prompt("legal", (2, 9))
-        found = hf.generate(build("f32"), "f32", prompt, 3)
+        found = hf.generate(build("f32"), "f32", prompt, 3).sequences
         return None if found.shape == (2, 3) else f"of shape {tuple(found.shape)}"
 
     before: dict[str, Callable[[], str | None]] = {"generate": generate} if given.causal and not given.memory else {}

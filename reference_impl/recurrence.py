@@ -14,8 +14,8 @@ class LayerState:
 
     def held(self) -> tuple[Tensor, ...]:
         """The parts in the order of `names`. Errors: ValueError when nothing was read yet."""
-        if not self.parts:
-            raise ValueError("the state of this layer is empty: run the model on it first")
+        if missing := [name for name in self.names if name not in self.parts]:
+            raise ValueError(f"the state of this layer has no {missing[0]}: run the model on it first")
         return tuple(self.parts[name] for name in self.names)
 
 

@@ -84,11 +84,16 @@ def _held(run: Run, schedule: str) -> Iterator[Outcome]:
             if held is None:
                 yield absent("transformers returned no cache")
                 continue
-            each = zip(held, entry.held(), true.held(), run.case.record.holds, strict=False)
+            try:
+                kept, truly = entry.held(), true.held()
+            except ValueError as reason:  # of a reference that departs by keeping nothing
+                yield refused(str(reason))
+                continue
+            each = zip(held, kept, truly, run.case.record.holds, strict=False)
             for i, (value, ours, truth, axes) in enumerate(each):
                 places.setdefault((layer, i), []).append(_real(batch, axes, value, ours, truth))
-            if len(held) != len(entry.held()):
-                yield refused(f"transformers holds {len(held)} tensors of a layer, the reference {len(entry.held())}")
+            if len(held) != len(kept):
+                yield refused(f"transformers holds {len(held)} tensors of a layer, the reference {len(kept)}")
     for inputs in places.values():
         yield from in_precision(inputs, lens=run.lens)
 
