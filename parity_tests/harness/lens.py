@@ -52,6 +52,7 @@ class Leaks(TorchDispatchMode):
         self.made: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        __tracebackhide__ = True
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, tuple | list) else (out,):
             if isinstance(value, Tensor) and value.dtype == torch.float32:
