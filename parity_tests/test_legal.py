@@ -46,7 +46,7 @@ def base_of(family: Family) -> dict[str, Any]:
 
 def changes_of(family: Family) -> list[Change]:
     try:
-        fields = config_class(family).from_dict(base_of(family)).to_dict()
+        fields = hf.config_from(config_class(family), base_of(family)).to_dict()
     except hf.Absent:
         return []
     return [change for change in CHANGES if change.concerns(family.name, fields)]

@@ -76,7 +76,7 @@ def fields_of(family: Family) -> list[Field]:
     resolved: dict[str, dict[str, Any]] = {}
     for name, config in family.variants.items():
         with suppress(hf.Crashed), hf.crashes():  # where a release refuses one, that is told where it is compared
-            resolved[name] = kind.from_dict(dict(config)).to_dict()
+            resolved[name] = hf.config_from(kind, config).to_dict()
     found = []
     for name, value in default.items():
         variants = tuple(variant for variant, config in resolved.items() if config.get(name) != value)

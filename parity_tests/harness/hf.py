@@ -4,6 +4,7 @@ here, by asking for a feature and never for a version.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +97,11 @@ def _experts(experts: str, precision: str) -> dict[str, str]:
     if experts not in ("", "eager"):
         raise Absent(f"transformers {VERSION} has no {experts} experts")
     return {}
+
+
+def config_from(kind: Any, raw: Mapping[str, Any]) -> Any:
+    """transformers' config, of this class, of what config.json says: of a copy, since what is nested is changed in reading."""
+    return kind.from_dict(copy.deepcopy(dict(raw)))
 
 
 def frozen(model: Any) -> list[str]:

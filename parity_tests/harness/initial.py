@@ -75,7 +75,7 @@ def fresh(case: Case, said: Mapping[str, Any]) -> Fresh:
     for seed in SEEDS:
         torch.manual_seed(seed)
         with hf.crashes():
-            theirs = getattr(transformers, case.hf_class)(config_class(case).from_dict(raw))
+            theirs = getattr(transformers, case.hf_class)(hf.config_from(config_class(case), raw))
         theirs.not_trained = [name for name, p in theirs.named_parameters() if not p.requires_grad]
         plan = layout_of(mine, theirs)
         names = {*plan.sources, *plan.copies}
