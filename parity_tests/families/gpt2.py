@@ -150,8 +150,18 @@ FAMILY = Family(
     known=(
         beside.no_tuple_by_config("5.0.0"),
         Known(
+            name="sdpa does not divide scores over the memory by layer",
+            sites=("cross",),
+            since="4.42.0",
+            until="5.4.0",
+            where=lambda config: config.scaled_by_layer and config.cross_attention,
+            attention=("sdpa",),
+            link="https://github.com/huggingface/transformers/pull/44397",
+            explained="those over the memory are not divided by layer",
+        ),
+        Known(
             name="sdpa does not divide scores by layer",
-            sites=("attn", "cross"),
+            sites=("attn",),
             since="4.42.0",
             until="5.4.0",
             where=lambda config: config.scaled_by_layer,

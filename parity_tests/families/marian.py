@@ -75,7 +75,7 @@ FAMILY = Family(
             until="5.4.0",
             variants=("apart",),
             link="https://github.com/huggingface/transformers/issues/45005",
-            unexplained="TODO",
+            unexplained="the head is a tensor that this model has no head of the size of",
         ),
         Known(
             name="a decoder with a vocabulary of its own cannot be loaded",

@@ -221,7 +221,7 @@ FAMILY = Family(
         ),
         Known(
             name="wo is loaded in float32, and its output stays so",
-            sites=("encoder.ffn", "decoder.ffn"),  # TODO
+            sites=("encoder.ffn", "decoder.ffn"),
             since="5.0.0",
             until="5.1.0",
             precisions=("bf16",),
