@@ -155,7 +155,7 @@ def trained_checkpoints(options: Options) -> list[Path]:
 
 @cache
 def _opened(path: Path) -> Path:
-    return open_checkpoint(path).path  # a file of a folder stands for the folder
+    return open_checkpoint(path).path if path.is_file() else path  # a file of a folder stands for the folder
 
 
 def points(options: Options, level: str) -> list[Point]:
