@@ -96,7 +96,9 @@ def must_show(case: Case, site: str) -> Known | None:
     return next((known for known in listed if case.precision == "f64" or "f64" not in known.precisions), None)
 
 
-def mended(case: Case, site: str = "") -> Known | None:
-    """An explained difference of this case, for where the reference without any agrees and the one with them does not."""
+def mended(case: Case, site: str = "") -> list[Known]:
+    """The explained differences of this case, for where the reference without them agrees and the one with them does not: it
+    is one of these.
+    """
     explained = (known for known in active(case) if known.explained not in (None, AS_ONE_READS))
-    return next((known for known in explained if not known.local or kind_of(site) in known.sites), None)
+    return [known for known in explained if not known.local or kind_of(site) in known.sites]

@@ -121,13 +121,14 @@ class Recorder:
 
     def _unless_mended(self, run: Run, point: Point, found: Mapping[Found, Outcome]) -> None:
         """Where the reference agrees without what is known of this release, that is what there is to say."""
-        difference = known.mended(point.case)
-        if difference is not None and all(run.undeparted.unmarked[place].verdict != "differs" for place in found):
-            self._no_longer(point.case, point.kind, difference)
+        differences = known.mended(point.case)
+        if differences and all(run.undeparted.unmarked[place].verdict != "differs" for place in found):
+            self._no_longer(point.case, point.kind, *differences)
 
-    def _no_longer(self, case: Case, site: str, difference: Known) -> NoReturn:
+    def _no_longer(self, case: Case, site: str, *differences: Known) -> NoReturn:
+        notes = " or ".join(one.note for one in differences)
         pytest.fail(
-            f"{case.setting}\n  a known difference no longer appears at {site}: {difference.note}\n"
+            f"{case.setting}\n  a known difference no longer appears at {site}: {notes}\n"
             f"  close its range of releases in the record of {case.family}: set until={hf.VERSION!r}",
             pytrace=False,
         )
@@ -163,9 +164,9 @@ class Recorder:
         outcome = compared(partial(known.expected, case, site=site))
         explanation = None
         if outcome.verdict == "differs" and known.excuse(case, site, outcome) is None:
-            difference = known.mended(case, site)
-            if difference is not None and compared(partial(reference, case)).verdict == "same":
-                self._no_longer(case, site, difference)
+            differences = known.mended(case, site)
+            if differences and compared(partial(reference, case)).verdict == "same":
+                self._no_longer(case, site, *differences)
             found = explain_site(case, site, compared)
             explanation = f'"{found.name}"' if found else f"none of the deviations that {case.family} lists"
         elif outcome.verdict == "same" and (own := known.explained_at(case, site)) is not None:

@@ -44,8 +44,6 @@ SITES = (
 )
 """Every site that has no unit."""
 
-AFFECTED = [(family, variant) for family, record in FAMILIES.items() for variant in record.variants]
-
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
