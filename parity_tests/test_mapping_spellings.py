@@ -76,6 +76,18 @@ def test_what_is_dropped_has_its_spellings_too() -> None:
     assert same(plan(table, {"x": torch.zeros(2)}).spelled_as(tensors).forward(tensors), {"x": torch.ones(2)})
 
 
+def test_no_tensor_is_dropped_beside_itself() -> None:
+    table = Table(
+        index={},
+        rules=(rename("a.second", "x"),),
+        drops=(Drop(source="a.first", reason="the second is read", beside="a.second"),),
+        aliases=(Alias("*.second", "*.first"),),
+    )
+    only, both = {"a.first": torch.ones(2)}, {"a.first": torch.zeros(2), "a.second": torch.ones(2)}
+    for tensors in (only, both):
+        assert same(plan(table, {"x": torch.zeros(2)}).spelled_as(tensors).forward(tensors), {"x": torch.ones(2)})
+
+
 # --- names
 
 

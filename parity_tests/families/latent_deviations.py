@@ -30,6 +30,15 @@ KNOWN = (
         link="measured: in index_copy_",
         raises="RuntimeError",
     ),
+    Known(
+        name="the weights of a router are rounded when the model is cast",
+        sites=("cast",),
+        until="5.24.0",
+        where=lambda config: config.n_dense_layers < config.n_layers,
+        precisions=("bf16", "f16"),
+        link="measured, release by release; until 5.0 the bias was, too",
+        unexplained="it is one of rounding, which no deviation in float64 shows",
+    ),
 )
 
 

@@ -26,6 +26,7 @@ def is_sparse(config: Any, layer: int) -> bool:
 
 CACHES = (
     *("dynamic.steps", "dynamic.chunks", "dynamic.steps.held", "dynamic.chunks.held"),
+    *("cache.held", "cache.training", "load-balancing.step"),
     *("greedy", "prefilled", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
 )
 

@@ -292,16 +292,33 @@ _HELD = ("dynamic.steps.held", "cache.held", "cache.training")
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        sites=(
-            *("dynamic.steps", *_STEPS_AT_ONE, *_HELD),
-            *("greedy", "left-padded", "left-padded.alone", "left-padded.equals-alone", "eos"),
-        ),
+        sites=("dynamic.steps", *_STEPS_AT_ONE, *_HELD, "greedy", "left-padded.alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
         link="found here: see Findings in the README",
         explained="a window of one token is forgotten in steps",
         local=True,  # a static cache keeps the window
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step of generate sees padding at position 0",
+        sites=("left-padded", "left-padded.equals-alone"),
+        since="5.2.0",
+        where=_of_one,
+        attention=("eager",),
+        link="found here: see Findings in the README",
+        explained="a window of one token is forgotten in steps",
+        local=True,
+    ),
+    Known(
+        name="a window of one token is forgotten by the dynamic cache, and a step of generate sees padding at position 1",
+        sites=("left-padded", "left-padded.equals-alone"),
+        since="4.56.0",
+        until="5.2.0",
+        where=_of_one,
+        attention=("eager",),
+        link="measured: where generate put padding until 5.2",
+        unexplained="padding has no position of its own, and here it is seen",
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees even padding",

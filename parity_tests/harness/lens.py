@@ -44,8 +44,13 @@ class Lens(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _is_mask(x: Tensor) -> bool:
+    """Whether it holds nothing that float32 could have rounded: what masks are made of, added or multiplied."""
+    return bool(torch.isin(x, x.new_tensor([0.0, 1.0, torch.finfo(x.dtype).min, -torch.inf])).all())
+
+
 class Leaks(TorchDispatchMode):
-    """Counts, by operator, the float32 tensors that are made while it is on: what the lens did not see."""
+    """Counts, by operator, the float32 tensors that are made while it is on, but for masks: what the lens did not see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +60,6 @@ class Leaks(TorchDispatchMode):
         __tracebackhide__ = True
         out = func(*args, **(kwargs or {}))
         for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, Tensor) and value.dtype == torch.float32:
+            if isinstance(value, Tensor) and value.dtype == torch.float32 and not _is_mask(value):
                 self.made[str(func)] += 1
         return out

@@ -46,15 +46,14 @@ def test_other_dtypes_are_left_alone(dtype: torch.dtype) -> None:
 
 def test_leaks_are_counted() -> None:
     with Lens(), Leaks() as leaks:
-        torch.ones(2)  # of the default dtype: nobody asked for float32
-    assert sum(leaks.made.values()) == 1
+        torch.ones(2)  # of the default dtype: nobody asked for float32. A mask loses nothing by it
+        torch.ones(2) / 3
+    assert leaks.made == {"aten.div.Tensor": 1}
 
 
 LEAKING = {
     "*-rope-dynamic": "the base of dynamic NTK, which must keep its float32 formula",
     "*-rope-longrope": "the second set of frequencies, for the same reason",
-    "bart-*": "a mask of ones, where the caller gives none",
-    "marian-*": "the same",
 }
 
 
@@ -62,7 +61,10 @@ LEAKING = {
 @pytest.mark.precisions("f64")
 def test_nothing_of_a_model_escapes(case: Case) -> None:
     """No float32 tensor is made during a forward on any batch, but for exceptions that are named here."""
-    model = twin(case)
+    try:
+        model = twin(case)
+    except (hf.Absent, hf.Crashed) as reason:
+        pytest.skip(f"not here: {reason}")
     made = []
     for batch in batches_of(case):
         hf.forget(model)
