@@ -214,6 +214,8 @@ def each(there: Sequence[Tensor], here: Sequence[Tensor]) -> Iterator[Outcome]:
     if len(there) != len(here):
         yield refused(f"transformers holds {len(there)} tensors of a layer, the reference {len(here)}")
         return
+    if not there:  # of a layer that both left out
+        yield measured(0.0, 0.0)
     yield from (under_lens(a, b) for a, b in zip(there, here, strict=True))
 
 

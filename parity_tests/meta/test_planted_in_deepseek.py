@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from parity_tests.families.deepseek_v3 import FAMILY
-from parity_tests.harness import hf
+from parity_tests.harness import hf, known
 from parity_tests.harness.caches import explain_schedule
 from parity_tests.harness.case import Case, cache_batches
 from parity_tests.harness.run import confront, explain
@@ -32,6 +32,8 @@ def routers(model: Any) -> list[Any]:
 def rerouted(model: Any, masked_with: float, weigh_biased: bool) -> None:
     """transformers' router as it would be with another mask for the groups, or weights from the scores that choose."""
     for router in routers(model):
+        if not hasattr(router, "num_group"):
+            pytest.skip(f"the router of transformers {hf.VERSION} gives something else")
 
         def forward(x: Any, router: Any = router) -> Any:
             logits = nn.functional.linear(x.flatten(0, -2), router.weight)
@@ -103,7 +105,8 @@ def test_caught_at_its_site_and_called_by_its_name(fault: Callable[[Any], None],
     theirs = build(case)
     fault(theirs)
     run = confront(case, theirs)
-    first = run.first_difference()
+    unexplained = {kind for one in known.active(case) if one.explained is None for kind in one.sites}
+    first = next((difference for difference in run.differences() if difference.kind not in unexplained), None)
     assert first is not None
     assert first.site == site
     assert first.input_error is not None
