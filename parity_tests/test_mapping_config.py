@@ -30,7 +30,7 @@ from weight_mapping.loading import plan_for
 ALL_VARIANTS = {**VARIANTS, **DEEPSEEK_VARIANTS}
 BASES: dict[str, dict[str, Any]] = {"llama": CONFIG, "deepseek_v3": DEEPSEEK}
 ROTARY: dict[str, Any] = {"llama": LlamaRotaryEmbedding, "deepseek_v3": DeepseekV3RotaryEmbedding}
-PUBLISHED = sorted((Path(__file__).parents[1] / "fixtures/configs/published").glob("*.json"))
+PUBLISHED = sorted((Path(__file__).parent / "fixtures/configs/published").glob("*.json"))
 
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "default": None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures import bart as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
+from parity_tests.fixtures import bart as tiny
 from parity_tests.harness.record import LOADING, PUBLISHED, Family, Known
 from reference_impl import initialisation
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fixtures import mamba as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
+from parity_tests.fixtures import mamba as tiny
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import (
     PUBLISHED,

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from fixtures import marian as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
+from parity_tests.fixtures import marian as tiny
 from parity_tests.harness.record import LOADING, PUBLISHED, Deviation, Family, Known
 from reference_impl import initialisation
 from reference_impl.sinusoidal import sinusoidal_interleaved

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fixtures import rwkv as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
+from parity_tests.fixtures import rwkv as tiny
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import (
     FORWARD,

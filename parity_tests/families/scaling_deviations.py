@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixtures.scalings import ORIGINAL
 from parity_tests.families.deviations import Change, each, with_rope
+from parity_tests.fixtures.scalings import ORIGINAL
 from parity_tests.harness.record import CONFIG_ALONE, LOADING, Alone, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.position import RopeConfig, RotaryEmbedding

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fixtures import t5 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
+from parity_tests.fixtures import t5 as tiny
 from parity_tests.harness.record import (
     CONFIG_ALONE,
     PUBLISHED,

@@ -204,7 +204,7 @@ class Setup:
             if not env.runs(NEW_ENOUGH):
                 raise SetupError("the Python in .venv is older than 3.11: remove .venv and call again.")
             what = ["-r", str(self.baseline), "-e", str(self.root)]  # with the options that pytest has to know early
-            self.install(env, str(self.baseline), wanted, what)
+            self.install(env, os.path.relpath(self.baseline, self.root), wanted, what)
         return env
 
     def _release(self, common: Environment) -> Environment:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import real
+from parity_tests.fixtures import real
 from parity_tests.jobs.commands import COMMANDS
 
 HERE = Path(__file__).parents[1]
@@ -23,6 +23,11 @@ BESIDE = [
 REPORT = ["--report", "parity-report"]
 
 
+def _pytest(*arguments: str) -> int:
+    """From any folder, with the suite switched on."""
+    return pytest.main(["-p", "no:logging", "-p", "parity_tests.suite", *arguments])
+
+
 def _jobs() -> list[str]:
     """As many workers as there are cores, up to four; more cost more in start-up than they save."""
     return ["-n", os.environ.get("JOBS") or str(min(4, os.cpu_count() or 1))]
@@ -30,12 +35,12 @@ def _jobs() -> list[str]:
 
 def parity(arguments: Sequence[str]) -> int:
     """The main job: every family against the installed transformers."""
-    return pytest.main(["-q", "--no-header", "--no-shapes", *_jobs(), *REPORT, *COMPARISONS, *BESIDE, *arguments])
+    return _pytest("-q", "--no-header", "--no-shapes", *_jobs(), *REPORT, *COMPARISONS, *BESIDE, *arguments)
 
 
 def gpu(arguments: Sequence[str]) -> int:
     """The same on CUDA, in one process: two would share the device."""
-    return pytest.main(["-q", "--device", "cuda", *REPORT, *COMPARISONS, *arguments])
+    return _pytest("-q", "--device", "cuda", *REPORT, *COMPARISONS, *arguments)
 
 
 def trained(arguments: Sequence[str]) -> int:
@@ -44,7 +49,7 @@ def trained(arguments: Sequence[str]) -> int:
     names = named or [name for name, checkpoint in real.CHECKPOINTS.items() if not checkpoint.opt_in]
     chosen = [f"--checkpoint={real.fetch(name)}" for name in names]
     others = [argument for argument in arguments if argument not in named]
-    return pytest.main(["-q", *chosen, *REPORT, *COMPARISONS, str(HERE / "test_trained.py"), *others])
+    return _pytest("-q", *chosen, *REPORT, *COMPARISONS, str(HERE / "test_trained.py"), *others)
 
 
 def fetch(names: Sequence[str]) -> int:
@@ -92,7 +97,7 @@ def fuzz(arguments: Sequence[str]) -> int:
 
 def rows(arguments: Sequence[str]) -> int:
     """Run every test, and print which of them show which row of the seeds."""
-    return pytest.main(["-q", "--no-header", *_jobs(), "--rows", *arguments])
+    return _pytest("-q", "--no-header", *_jobs(), "--rows", str(HERE), *arguments)
 
 
 JOBS: Mapping[str, Callable[[Sequence[str]], int]] = {

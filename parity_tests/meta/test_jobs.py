@@ -16,6 +16,8 @@ from parity_tests.jobs.commands import COMMANDS, VARIABLES, help_lines
 from parity_tests.jobs.environments import INSTALLING, Environment, Setup, SetupError
 from parity_tests.jobs.make import LINT, Make, main
 
+pytestmark = pytest.mark.checkout
+
 
 def test_every_list_of_the_jobs_is_the_same() -> None:
     targets = re.search(r"^TARGETS = (.*)$", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
@@ -101,8 +103,8 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
 
 
 def test_an_environment_is_made_once_and_again_when_its_versions_change(checkout: Path, pip: Pip) -> None:
-    for _ in range(2):
-        env = pip.setup(checkout).environment()
+    env, again = (pip.setup(checkout).environment() for _ in range(2))
+    assert env == again
     assert env.runs("import sys; assert sys.version_info >= (3, 11)")
     assert [name for name, _ in pip.calls] == [".venv"]
     (checkout / "fixtures/baseline.txt").write_text("torch==2\n")
@@ -111,8 +113,8 @@ def test_an_environment_is_made_once_and_again_when_its_versions_change(checkout
 
 
 def test_another_release_sees_the_first_environment_and_leaves_it_alone(checkout: Path, pip: Pip) -> None:
-    for _ in range(2):
-        env = pip.setup(checkout, "4.57.6").environment()
+    env, again = (pip.setup(checkout, "4.57.6").environment() for _ in range(2))
+    assert env == again
     assert [name for name, _ in pip.calls] == [".venv", ".venv-transformers-4.57.6"]
     assert pip.calls[1][1] == ["transformers==4.57.6"]
     common = pip.setup(checkout).environment()
