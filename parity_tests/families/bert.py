@@ -229,6 +229,7 @@ FAMILY = Family(
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
+            smallest='`BertLMHeadModel` with `add_cross_attention`, `generate(ids, encoder_hidden_states=m)`',
             sites=("greedy", "left-padded", "eos"),
             since="5.1.0",
             where=lambda config: config.cross_attention,

@@ -55,6 +55,7 @@ FAMILY = Family(
         LAYERDROP,
         Known(
             name="the table of sines is trained once it was loaded, and not saved",
+            smallest='`from_pretrained`, a step of SGD, save, load',
             sites=("trainable",),
             since="5.0.0",
             link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
@@ -62,6 +63,7 @@ FAMILY = Family(
         ),
         Known(
             name="the encoder does not scale embeddings given for ids, as the decoder does",
+            smallest='`scale_embedding=True`, `inputs_embeds`',
             sites=("inputs_embeds",),
             where=lambda config: config.scaled_embedding,
             link="measured in 4.57.6 and 5.24.0",

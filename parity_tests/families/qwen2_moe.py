@@ -146,6 +146,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
+            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,

@@ -48,6 +48,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
+            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
             sites=("mask", "attn.probs", "attn"),
             where=windows.in_some_layers,
             link="no issue known",

@@ -76,7 +76,15 @@ def flags(arguments: Sequence[str]) -> int:
 
 
 def known(arguments: Sequence[str]) -> int:
-    """List the differences that are upstream's own: what, in which releases, and where to read of it."""
+    """List the differences that are upstream's own, or write them, with all that was found, as a page."""
+    parser = argparse.ArgumentParser(prog="hf-parity known", description=COMMANDS["known"].what)
+    parser.add_argument("--page", action="store_true", help="write parity_tests/FINDINGS.md instead")
+    if parser.parse_args(arguments).page:
+        from parity_tests import findings
+
+        findings.PAGE.write_text(findings.page())
+        print(findings.PAGE)
+        return 0
     from parity_tests.harness import differences
 
     differences.show()
