@@ -36,6 +36,9 @@ COMMANDS: Mapping[str, Command] = {
     "known": Command("what transformers is known to compute otherwise, and in which releases", releases=True),
     "flags": Command("which fields of transformers' configs the fixtures vary, and which need not be", releases=True),
     "fuzz": Command("damaged checkpoints, each of which must load or be refused in one sentence", "N=50000"),
+    "family": Command(
+        "lay out the four files of a new family after those of another", "NAME=granite LIKE=llama", checkout=True
+    ),
     "lint": Command("ruff and pyright", checkout=True, needs=DEV),
     "environment": Command("set up .venv and nothing else", checkout=True, releases=True),
     "clean": Command("remove reports, caches and the environments made here", checkout=True),

@@ -20,6 +20,7 @@ from pathlib import Path
 from parity_tests.jobs import CHECKOUT
 from parity_tests.jobs.commands import COMMANDS, Command, help_lines, with_releases
 from parity_tests.jobs.environments import NEW_ENOUGH, Environment, Setup, SetupError, missing, runs
+from parity_tests.jobs.family import lay_out
 
 LINT = (("-m", "ruff", "check", "."), ("-m", "pyright", "--pythonpath", "{python}"))
 LEFTOVERS = ("parity-report", ".pytest_cache", ".ruff_cache", ".hypothesis", "build")
@@ -34,6 +35,7 @@ class Make:
         self.baseline = root / variables.get("BASELINE", "fixtures/baseline.txt")
         self.offline = variables.get("OFFLINE", "") not in ("", "0")
         self.jobs = variables.get("JOBS", "")
+        self.family = variables.get("NAME", ""), variables.get("LIKE", "llama")
         self.arguments = [*variables.get("N", "").split(), *shlex.split(variables.get("ARGS", ""))]
 
     @property
@@ -75,6 +77,10 @@ class Make:
             return 0
         if self.target == "clean":
             return self.clean()
+        if self.target == "family":
+            for path in lay_out(*self.family, self.root):
+                print(path.relative_to(self.root))
+            return 0
         python = self.interpreter()
         if self.target == "environment":
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from parity_tests.jobs import CHECKOUT, environments, run
+from parity_tests.jobs import CHECKOUT, environments, family, run
 from parity_tests.jobs.commands import COMMANDS, VARIABLES, help_lines
 from parity_tests.jobs.environments import INSTALLING, Environment, Setup, SetupError
 from parity_tests.jobs.make import LINT, Make, main
@@ -31,7 +32,7 @@ def test_every_list_of_the_jobs_is_the_same() -> None:
 def test_make_hands_over_every_variable() -> None:
     exported = re.search(r"^export (.*)$", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
     assert exported is not None
-    assert set(exported.group(1).split()) == {name.split("=")[0] for name in VARIABLES} | {"N"}
+    assert set(exported.group(1).split()) == {name.split("=")[0] for name in VARIABLES} | {"N", "NAME", "LIKE"}
 
 
 def test_help_needs_nothing() -> None:
@@ -46,6 +47,8 @@ WRONG = {
     "not-for-lint": ("lint", {"TRANSFORMERS": "5.0.0"}, r"TRANSFORMERS is for make parity, .*, not for make lint."),
     "two": ("parity", {"TRANSFORMERS": "5.0.0", "PYTHON": "python"}, "give one of them."),
     "no-baseline": ("parity", {"BASELINE": "none.txt"}, "there is no file .*/none.txt to take the versions from."),
+    "no-name": ("family", {"NAME": "Qwen-4"}, "NAME=Qwen-4 is no model_type such as qwen3_moe"),
+    "like-nothing": ("family", {"NAME": "granite", "LIKE": "lama"}, "LIKE=lama is no family; name one of"),
     "no-python": ("parity", {"PYTHON": "no-such-python"}, "PYTHON=no-such-python is not one that runs."),
 }
 
@@ -231,3 +234,23 @@ def test_clean_removes_what_was_made_here_and_nothing_else(checkout: Path) -> No
         path.write_text("")
     assert Make("clean", {}, checkout).run() == 0
     assert [path for path in (*kept, *gone) if path.exists()] == kept
+
+
+def test_a_family_is_laid_out_after_another(tmp_path: Path) -> None:
+    """And runs as it is, as long as transformers has it: Granite reads Llama's keys, and has four multipliers besides."""
+    for place in family.PLACES:
+        shutil.copytree(CHECKOUT / place, tmp_path / place, ignore=shutil.ignore_patterns("__pycache__"))
+    written = family.lay_out("granite", "llama", tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in written] == [f"{place}/granite.py" for place in family.PLACES]
+    assert "granite" in family.existing(tmp_path)
+    for path in written:
+        text = path.read_text()
+        compile(text, str(path), "exec")
+        assert not re.search(r"\bllama\b|Llama[A-Z]", text)
+    assert "published.variants(" in (tmp_path / "fixtures/granite.py").read_text()
+    assert "Granite-3" not in (tmp_path / "fixtures/granite.py").read_text(), "these were published by others"
+    record = (tmp_path / "parity_tests/families/granite.py").read_text()
+    assert 'hf_class="GraniteForCausalLM"' in record
+    assert "from parity_tests.families.units import LLAMA_LAYER" in record, "what families share keeps its name"
+    with pytest.raises(SetupError, match=r"models/granite\.py is there already; nothing was written"):
+        family.lay_out("granite", "llama", tmp_path)
