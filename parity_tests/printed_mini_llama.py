@@ -59,6 +59,26 @@ class UnmendedAttention(MultiHeadAttention):
         return self.rope(x)[:, :, :, :, 0]
 
 
+class PlainAttention(MultiHeadAttention):
+    """Without the three lines of RoPE: the ordinary MHA."""
+
+    def rotated(self, x: Tensor) -> Tensor:
+        return x
+
+
+class SimpleMLP(nn.Module):
+    def __init__(self, dim: int, hidden_dim: int | None = None):
+        super().__init__()
+        hidden_dim = hidden_dim or 4 * dim
+
+        self.fc1 = nn.Linear(dim, hidden_dim, bias=False)
+        self.fc2 = nn.Linear(hidden_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(x))
+        return self.fc2(x)
+
+
 class MLP(nn.Module):
     def __init__(self, dim: int, hidden_dim: int | None = None):
         super().__init__()

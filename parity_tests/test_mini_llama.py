@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from functools import cache
 from typing import Any
 
@@ -17,10 +19,11 @@ from parity_tests.harness.batches import Batch, tokens
 from parity_tests.harness.compare import BAR, DTYPES, largest_relative
 from parity_tests.harness.shapes import unchecked
 from parity_tests.harness.training import GRADIENT_BAR
-from parity_tests.torch_twins import Judge, carried, gradients_differ
+from parity_tests.torch_twins import Judge, carried, filled, gradients_differ, vectors
+from reference_impl.attention import MHA
 from reference_impl.generation import generate
 from reference_impl.losses import language_model_loss
-from reference_impl.models.mini_llama import MiniLlama, MiniLlamaConfig
+from reference_impl.models.mini_llama import MiniLlama, MiniLlamaConfig, SimpleMLP
 from weight_mapping import mini_llama as tables
 from weight_mapping.loading import parameters_of
 from weight_mapping.plan import plan
@@ -123,12 +126,18 @@ def test_it_writes_what_llama_writes(precision: str) -> None:
 # As printed
 
 
-def printed(precision: str) -> tuple[Any, Any]:
-    """The module of R2's classes, and one of them with our weights. Skipped without its packages."""
+def as_printed() -> Any:
+    """The module of R2's classes. Skipped without its packages."""
     for name in ("rotary_embedding_torch", "x_transformers"):
         pytest.importorskip(name, reason=f"{name} is not installed: it comes with pip install '.[twins]'")
-    from parity_tests import printed_mini_llama as seed
+    from parity_tests import printed_mini_llama
 
+    return printed_mini_llama
+
+
+def printed(precision: str) -> tuple[Any, Any]:
+    """The module of R2's classes, and one of them with our weights. Skipped without its packages."""
+    seed = as_printed()
     twin = seed.MiniLlama(CONFIG.vocab_size, CONFIG.d_model, CONFIG.n_layers, CONFIG.n_heads)
     mine = mini(precision)
     state = plan(tables.printed(CONFIG), parameters_of(mine)).backward(parameters_of(mine))
@@ -168,3 +177,71 @@ def test_word_for_word_it_has_no_positions() -> None:
         for block in twin.blocks:
             block.attn.__class__ = seed.UnmendedAttention
         assert largest_relative(twin(swapped)[:, -1], twin(IDS)[:, -1]) < BAR
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_without_the_lines_of_rope_it_is_plain_mha(masked: bool) -> None:
+    """R2, 4.1: three lines fewer, and it is torch's, without biases; with them it is not."""
+    seed, d_model, n_heads = as_printed(), CONFIG.d_model, CONFIG.n_heads
+    torchs = nn.MultiheadAttention(d_model, n_heads, bias=False, batch_first=True)
+    torchs = filled(torchs, "f64")
+    q, k, v = torchs.in_proj_weight.chunk(3)
+    weights = {"q_proj": q, "k_proj": k, "v_proj": v, "out_proj": torchs.out_proj.weight}
+    state = {f"{name}.weight": w for name, w in weights.items()}
+    plain, rotating = (kind(d_model, n_heads).double() for kind in (seed.PlainAttention, seed.MultiHeadAttention))
+    for each in (plain, rotating):
+        each.load_state_dict({"rope.freqs": each.rope.freqs, **state}, strict=False)
+    d_head = d_model // n_heads
+    ours = MHA(d_model=d_model, n_heads=n_heads, d_head=d_head, bias=False, scale=d_head**-0.5).double()
+    ours.load_state_dict({name.replace("out_proj", "o_proj"): w for name, w in state.items()})
+    x = vectors("plain", 2, 7, d_model).double()
+    past = torch.ones(7, 7).tril()
+    with torch.no_grad():
+        expected, _ = torchs(x, x, x, attn_mask=past == 0 if masked else None, need_weights=False)
+        found = plain(x, past.expand(2, -1, -1) if masked else None)
+        visible = (past if masked else torch.ones(7, 7)).bool()
+        assert largest_relative(found, expected) < 1e-15
+        assert largest_relative(ours(x, visible=visible[None, None]), expected) < BAR
+        assert largest_relative(rotating(x, past.expand(2, -1, -1) if masked else None), expected) > 1e-2
+
+
+def test_simple_mlp_is_the_ffn_that_r2_prints() -> None:
+    seed, mine = as_printed(), filled(SimpleMLP(12), "f64")
+    twin = seed.SimpleMLP(12).double()
+    twin.load_state_dict({"fc1.weight": mine.in_proj.weight, "fc2.weight": mine.out_proj.weight})
+    x = vectors("mlp", 2, 5, 12).double()
+    assert mine.in_proj.out_features == 48
+    with torch.no_grad():
+        assert torch.equal(mine(x), twin(x))
+
+
+def test_without_a_mask_it_looks_ahead() -> None:
+    """R2 leaves the mask to the caller, and its default is None: then the last token reaches the first one's logits."""
+    _, twin = printed("f64")
+    other = torch.cat([IDS[:, :-1], (IDS[:, -1:] + 1) % CONFIG.vocab_size], 1)
+    with torch.no_grad():
+        assert largest_relative(twin(other)[:, 0], twin(IDS)[:, 0]) > 1e-3
+        assert torch.equal(twin(other, causal())[:, 0], twin(IDS, causal())[:, 0])
+
+
+def test_the_shape_that_it_prints() -> None:
+    """At its defaults: 32000 tokens, 512 wide, 8 layers of 8 heads; as ours of these sizes, tensor by tensor."""
+    with torch.device("meta"):
+        twin = as_printed().MiniLlama()
+        mine = MiniLlama(MiniLlamaConfig(vocab_size=32000, d_model=512, n_layers=8, n_heads=8))
+    shapes = sorted(tuple(p.shape) for name, p in twin.named_parameters() if not name.endswith("rope.freqs"))
+    assert shapes == sorted(tuple(p.shape) for p in mine.parameters())
+    assert twin.blocks[0].attn.head_dim == 64
+    small = as_printed().MiniLlama(vocab_size=97, depth=1)
+    assert small(torch.arange(20).view(2, 10)).shape == (2, 10, 97)
+
+
+def test_an_import_is_missing_in_what_is_printed() -> None:
+    """The other slip: the listing of the block takes RMSNorm, and imports it nowhere."""
+    seed = as_printed()
+    listing = re.sub(r"^from x_transformers.*$", "", inspect.getsource(seed), flags=re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "listing"}
+    exec(compile("from __future__ import annotations\n" + listing, "listing", "exec"), names)
+    with pytest.raises(NameError, match="RMSNorm"):
+        names["DecoderBlock"]()
+    assert seed.DecoderBlock() is not None

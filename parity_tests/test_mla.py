@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,12 @@ from parity_tests.harness.case import Case, reads, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Backend
 from parity_tests.harness.schedules import SCHEDULES, read_ours
+from parity_tests.harness.shapes import unchecked
+from reference_impl.cache import LayerCache
 from reference_impl.models.deepseek_v3 import DeepseekV3Model
+from weight_mapping.config import parse_config
 
+PUBLISHED = Path(__file__).parent / "fixtures/configs/published/DeepSeek-V3.json"
 LENGTHS = (1, 2, 3, 17, 64, 131, 300)
 
 
@@ -49,10 +55,18 @@ def test_absorbed_equals_expanded_at_every_length(length: int) -> None:
 
 
 def test_the_cache_holds_576_numbers_a_token_at_the_published_size() -> None:
-    expanded, _ = both("base")
-    config = expanded.config
-    _, cache = read_ours(expanded, from_ids("one", torch.zeros(1, 1, dtype=torch.long)), (1,))
-    latent, rope_key = cache.layers[0].held()
-    assert latent.shape == (1, 1, 1, config.kv_lora_rank)
-    assert rope_key.shape == (1, 1, 1, config.d_rope)
-    assert 512 + 64 == 576  # kv_lora_rank + d_rope as published
+    """One layer of the released size, without memory for its weights; where the heads of MHA would be 40960."""
+    raw = json.loads(PUBLISHED.read_text())
+    raw.pop("quantization_config")
+    family, config = parse_config({**raw, "num_hidden_layers": 1, "first_k_dense_replace": 1}, "hf")
+    seen: list[int] = []
+    with torch.device("meta"), unchecked():
+        attn: Any = family.model(config).layers[0].attn
+        cache = LayerCache()
+        for start, end in ((0, 1), (1, 3), (3, 8)):
+            table = torch.empty(1, end - start, config.d_rope // 2)
+            attn(torch.empty(1, end - start, config.d_model), (table, table), torch.ones(1, 1, 1, end).bool(), cache)
+            seen.append(sum(held.numel() for held in cache.held()) // end)
+    assert seen == [576] * 3
+    per_head = attn.kv_b_proj.out_features // attn.n_heads + config.d_rope
+    assert attn.n_heads * per_head == 40960

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reference_impl.batch_norm import BatchNorm
 from reference_impl.ffn import ACTIVATIONS, FFN
 from reference_impl.norm import LayerNorm
 
@@ -159,8 +160,7 @@ class DepthwiseConv(nn.Module):
 class SeparableConv(nn.Module):
     """LinearPoint(DepthwiseConv(x)): token mixing, then the 1 x 1 convolution, a Linear at each pixel: channel mixing.
 
-    One convolution of rank one: its kernel is [o, c, i, j] = point[o, c] * depth[c, i, j]. MobileNet's norms and
-    activations, which stand behind each of the two, are left out.
+    One convolution of rank one: its kernel is [o, c, i, j] = point[o, c] * depth[c, i, j].
     """
 
     def __init__(self, *, d_in: int, d_out: int, kernel: int):
@@ -170,3 +170,21 @@ class SeparableConv(nn.Module):
 
     def forward(self, x: Float[Tensor, "b height width d"]) -> Float[Tensor, "b height width d2"]:
         return self.point(self.depth(x))
+
+
+class MobileNetBlock(nn.Module):
+    """act(BatchNorm(LinearPoint(act(BatchNorm(DepthwiseConv(x)))))) with act(x) = min(ReLU(x), 6), at the same resolution.
+
+    R1, "Token Mixing 与 Channel Mixing", on MobileNet; Howard et al. 2017, 3.1.
+    """
+
+    def __init__(self, *, d_in: int, d_out: int, kernel: int, eps: float, momentum: float):
+        super().__init__()
+        self.depth, self.depth_norm = DepthwiseConv(d_model=d_in, kernel=kernel), BatchNorm(d_in, eps, momentum)
+        self.point, self.point_norm = nn.Linear(d_in, d_out, bias=False), BatchNorm(d_out, eps, momentum)
+
+    def forward(self, x: Float[Tensor, "b height width d"]) -> Float[Tensor, "b height width d2"]:
+        mixed = self.depth(x).movedim(-1, 1)  # as (b, d, height, width), as the norm has its channels
+        tokens = F.relu6(self.depth_norm(mixed)).movedim(1, -1)  # as (b, height, width, d)
+        mixed = self.point(tokens).movedim(-1, 1)  # as (b, d2, height, width)
+        return F.relu6(self.point_norm(mixed)).movedim(1, -1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from reference_impl.attention import Attention
 from reference_impl.decoder import Decoder, PreNormLayer
-from reference_impl.ffn import GatedFFN
+from reference_impl.ffn import FFN, GatedFFN
 from reference_impl.norm import RMSNorm
 from reference_impl.position import RopeConfig
 from reference_impl.rope_scaling import Unscaled
@@ -69,6 +69,16 @@ class MLP(GatedFFN):
 
     def __init__(self, config: MiniLlamaConfig):
         super().__init__(d_model=config.d_model, d_ff=config.d_ff, bias=False, activation="silu")
+
+
+class SimpleMLP(FFN):
+    """LinearOut(ReLU(LinearIn(x))), without biases: what MLP stands in the place of, four times as wide inside.
+
+    R2, "4.2 Feed Forward (MLP) 的实现", whose `fc1` and `fc2` are `in_proj` and `out_proj` here.
+    """
+
+    def __init__(self, d_model: int, d_ff: int | None = None):
+        super().__init__(d_model=d_model, d_ff=d_ff or 4 * d_model, bias=False, activation="relu")
 
 
 class DecoderBlock(PreNormLayer):
