@@ -8,11 +8,16 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from parity_tests.facts.layers import same_layer
+from parity_tests.facts.ffn import gpt2_mlp, llama_mlp, torch_ff_block
+from parity_tests.facts.latent_attention import mla_expanded
+from parity_tests.facts.layers import bert_in_torch, gpt2_attention, same_layer
+from parity_tests.facts.llama_attention import llama_like
 from parity_tests.facts.mixing import mixers
 from parity_tests.facts.models import small_transformer
+from parity_tests.facts.moe import mixtral_moe, tokens_of_deepseek_apart
 from parity_tests.facts.record import Changed, Fact, default
 from parity_tests.facts.subjects import ids, model, moved
+from parity_tests.facts.torch_layers import encoder_layer
 
 
 def norm_classes(net: nn.Module) -> set[str]:
@@ -24,8 +29,8 @@ def norm_classes(net: nn.Module) -> set[str]:
     return {"RMSNorm" if name.endswith("RMSNorm") else name for name in names}
 
 
-def llama_row(family: str, heads_kv: int, ffn: str) -> Callable[[], bool]:
-    """RMSNorm, pre, RoPE, SiLU, and the FFN's class."""
+def llama_row(family: str, heads_kv: int, ffn: str, *computed: Callable[[], bool]) -> Callable[[], bool]:
+    """RMSNorm, pre, RoPE, SiLU, and the FFN's class; and that attention and network compute what the seed writes."""
 
     def check() -> bool:
         net = model(family)
@@ -33,7 +38,7 @@ def llama_row(family: str, heads_kv: int, ffn: str) -> Callable[[], bool]:
         found = (norm_classes(net), has_rope(net), net.config.hidden_act, type(block).__name__, net.config.num_key_value_heads)
         wanted = ({"RMSNorm"}, True, "silu", ffn, heads_kv)
         assert found == wanted, f"it is {found}"
-        return same_layer(family)
+        return same_layer(family) and all(computes() for computes in computed)
 
     return check
 
@@ -48,13 +53,15 @@ def bert_row() -> bool:
     net = model("Bert")
     assert isinstance(net.embeddings.position_embeddings, nn.Embedding)
     both_ways = all(moved(lambda x: net(input_ids=x).last_hidden_state, ids(5), 4))
-    return norm_classes(net) == {"LayerNorm"} and both_ways and default("Bert", "hidden_act") == "gelu"
+    return norm_classes(net) == {"LayerNorm"} and both_ways and default("Bert", "hidden_act") == "gelu" and bert_in_torch()
 
 
 def gpt2_row() -> bool:
     net = model("GPT2")
     assert isinstance(net.wpe, nn.Embedding)
-    return norm_classes(net) == {"LayerNorm"} and mixers("GPT2") and default("GPT2", "activation_function") == "gelu_new"
+    assert norm_classes(net) == {"LayerNorm"}
+    assert default("GPT2", "activation_function") == "gelu_new"
+    return mixers("GPT2") and gpt2_attention() and gpt2_mlp()
 
 
 def transformer_row() -> bool:
@@ -62,13 +69,19 @@ def transformer_row() -> bool:
     norms = {type(m).__name__ for m in net.modules() if "Norm" in type(m).__name__}
     layer = net.encoder.layers[0]
     attends = isinstance(layer.self_attn, nn.MultiheadAttention)
-    return norms == {"LayerNorm"} and not layer.norm_first and attends and layer.activation is F.relu
+    assert norms == {"LayerNorm"}
+    assert not layer.norm_first
+    assert attends
+    assert layer.activation is F.relu
+    return encoder_layer(norm_first=False) and torch_ff_block()
 
 
 def qwen3_moe() -> bool:
     net = model("Qwen3Moe")
     assert hasattr(net.layers[0].self_attn, "q_norm"), "it has no QK-norm"
-    return norm_classes(net) == {"RMSNorm"} and type(net.layers[0].mlp).__name__ == "Qwen3MoeSparseMoeBlock"
+    assert norm_classes(net) == {"RMSNorm"}
+    assert type(net.layers[0].mlp).__name__ == "Qwen3MoeSparseMoeBlock"
+    return same_layer("Qwen3Moe") and llama_like("Qwen3Moe", norm=True)
 
 
 TABLE = "R1, 总结对比"
@@ -103,7 +116,7 @@ TABLE_FACTS = (
         place=TABLE + " · R2, 3.3",
         quote="LlamaRMSNormPreRoPEMHA / GQAGatedFFNSiLU",
         says="Llama: RMSNorm, pre, RoPE, MHA or GQA, GatedFFN, SiLU",
-        check=llama_row("Llama", 2, "LlamaMLP"),
+        check=llama_row("Llama", 2, "LlamaMLP", lambda: llama_like("Llama"), llama_mlp),
         rows=("S1",),
     ),
     Fact(
@@ -111,7 +124,7 @@ TABLE_FACTS = (
         place=TABLE,
         quote="Qwen3RMSNormPreRoPEGQA + QK-NormGatedFFN / MoESiLU",
         says="Qwen3: RMSNorm, pre, RoPE, GQA, GatedFFN, SiLU",
-        check=llama_row("Qwen3", 2, "Qwen3MLP"),
+        check=llama_row("Qwen3", 2, "Qwen3MLP", lambda: llama_like("Qwen3", norm=True), lambda: llama_mlp("Qwen3")),
         rows=("S1",),
     ),
     Fact(
@@ -139,7 +152,7 @@ TABLE_FACTS = (
         place=TABLE,
         quote="MixtralRMSNormPreRoPEGQAMoESiLU",
         says="Mixtral: RMSNorm, pre, RoPE, GQA, MoE, SiLU",
-        check=llama_row("Mixtral", 2, "MixtralSparseMoeBlock"),
+        check=llama_row("Mixtral", 2, "MixtralSparseMoeBlock", lambda: llama_like("Mixtral"), mixtral_moe),
         rows=("S1",),
     ),
     Fact(
@@ -147,7 +160,7 @@ TABLE_FACTS = (
         place=TABLE,
         quote="DeepSeek-V3RMSNormPre解耦 RoPEMLADeepSeekMoESiLU",
         says="DeepSeek-V3: RMSNorm, pre, RoPE, MLA, DeepSeekMoE, SiLU",
-        check=llama_row("DeepseekV3", 4, "DeepseekV3MoE"),
+        check=llama_row("DeepseekV3", 4, "DeepseekV3MoE", mla_expanded, tokens_of_deepseek_apart),
         rows=("S1",),
     ),
 )

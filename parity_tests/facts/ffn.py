@@ -134,8 +134,8 @@ FFN_FACTS = (
 # --- GatedFFN / SwiGLU ---
 
 
-def llama_mlp() -> bool:
-    (seen,) = watch(model("Llama"), "layers.0.mlp", input_ids=ids(5))
+def llama_mlp(family: str = "Llama") -> bool:
+    (seen,) = watch(model(family), "layers.0.mlp", input_ids=ids(5))
     mlp = seen.module
     return close(seen.y, seed.gated(seen.x, mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight))
 

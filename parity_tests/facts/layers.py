@@ -10,6 +10,7 @@ from torch import nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.mixing import given, mixers
+from parity_tests.facts.moe import mixtral_moe
 from parity_tests.facts.record import Fact, default, defaults, gives
 from parity_tests.facts.subjects import (
     biases,
@@ -301,7 +302,7 @@ LLAMA_FACTS = (
         place="R1, MixtralLayer",
         quote="把 LlamaLayer 的 GatedFFN 换成 MoE,其他不变",
         says="Mixtral's layer is Llama's with the GatedFFN replaced by MoE, and nothing else changed",
-        check=lambda: same_layer("Mixtral") and mixtral_but_for_ffn(),
+        check=lambda: same_layer("Mixtral") and mixtral_but_for_ffn() and mixtral_moe(),
         rows=("L7",),
     ),
     Fact(

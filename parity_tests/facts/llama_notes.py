@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
+import re
 from typing import Any
 
 import torch
@@ -11,11 +14,52 @@ from torch import Tensor, nn
 
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.layers import same_layer
+from parity_tests.facts.mixing import mixers
 from parity_tests.facts.models import gpt2_head, mlm_head, small_transformer
 from parity_tests.facts.record import Changed, Fact, default, gives, raises, released
 from parity_tests.facts.subjects import biases, close, ids, model, over, run, values, watch
 from parity_tests.facts.transformer_notes import generated
 from parity_tests.harness.hf import Absent, cache_of
+
+# --- slips ---
+
+
+def listing_runs() -> bool:
+    """With the imports that the seed's listing has: torch's and RotaryEmbedding's."""
+    if importlib.util.find_spec("rotary_embedding_torch") is None or importlib.util.find_spec("x_transformers") is None:
+        raise Absent("the packages that R2 names are not installed")
+    from parity_tests import printed_mini_llama
+
+    listing = re.sub(r"^from x_transformers.*$", "", inspect.getsource(printed_mini_llama), flags=re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "listing"}
+    exec(compile("from __future__ import annotations\n" + listing, "listing", "exec"), names)
+    return not raises(NameError, lambda: names["DecoderBlock"](12, 2))
+
+
+def post_norm_is_gpt2s() -> bool:
+    """y = LayerNorm(x + attention(x)), as the original Transformer has it."""
+    layer, norm, token = watch(model("GPT2"), "h.1", "h.1.ln_1", "h.1.attn", input_ids=ids(5))
+    return torch.equal(token.x, layer.x) and not torch.equal(norm.x, layer.x)
+
+
+SLIPS = (
+    Fact(
+        id="listing-imports",
+        place="R2, 4.1 · R2, 4.3",
+        quote="import torch … from rotary_embedding_torch import RotaryEmbedding",
+        says="The listing of the mini-LLaMA runs with the imports that it has",
+        check=listing_runs,
+        changed=Changed(now="RMSNorm, which its block takes, is imported nowhere", check=lambda: not listing_runs()),
+    ),
+    Fact(
+        id="standard-decoder-is-post-norm",
+        place="R2, 3.3",
+        quote="LLaMA 采用 Pre-Norm(Norm -> Add),而不是标准 Transformer 的 Post-Norm",
+        says="The standard decoder-only Transformer, which Llama departs from, is Post-Norm",
+        check=post_norm_is_gpt2s,
+        changed=Changed(now="GPT-2 is Pre-LN, as Llama is", check=lambda: mixers("GPT2")),
+    ),
+)
 
 # --- 3. training, inference, Llama ---
 
@@ -332,4 +376,4 @@ MINI = (
     ),
 )
 
-FACTS = (*LLAMA, *MINI)
+FACTS = (*SLIPS, *LLAMA, *MINI)

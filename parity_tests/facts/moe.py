@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from parity_tests.facts import formulas as seed
 from parity_tests.facts.record import Changed, Fact, default, defaults, gives
 from parity_tests.facts.subjects import close, counted, ids, internals, model, operators, published, run, values, watch
+from parity_tests.harness.hf import Absent, routing
 from parity_tests.harness.lens import Lens
 
 # --- MoE ---
@@ -116,9 +117,16 @@ def aux_loss_added() -> bool:
 
 
 def aux_loss_is_the_functions() -> bool:
+    """n_experts * Sum(f_i * P_i): the share of choices that fell on an expert, times the mean of its probability, over all
+    layers' tokens.
+    """
     with counted(internals("Mixtral"), "load_balancing_loss_func") as spy:
-        losses(True, output_router_logits=True)
-    return spy.call_count == 1
+        out = losses(True, output_router_logits=True)
+    p = torch.cat([logits.double() for logits in out.router_logits]).softmax(-1)
+    n = p.shape[-1]
+    chosen = torch.nn.functional.one_hot(p.topk(2, -1).indices, n).double().sum(1)
+    assert spy.call_count == 1, f"load_balancing_loss_func is called {spy.call_count} times"
+    return close(out.aux_loss, n * (chosen.mean(0) * p.mean(0)).sum(), bar=1e-6)
 
 
 def one_expert() -> bool:
@@ -299,6 +307,17 @@ def deepseek_moe() -> bool:
     seen = deepseek_seen()
     x = seen.x.flatten(0, 1)
     return close(seen.y.flatten(0, 1), shared(x, seen.module) + mixed(x, *routed(x, seen.module.gate), seen.module))
+
+
+def tokens_of_deepseek_apart() -> bool:
+    """Shared experts for each token, and those that the router says it chose, weighed as it says."""
+    seen = deepseek_seen()
+    x = seen.x.flatten(0, 1)
+    with Lens():
+        said = routing(seen.module.gate(seen.x))
+    if said.weight is None or said.choice is None:
+        raise Absent("this transformers' router does not say what it chose")
+    return close(seen.y.flatten(0, 1), shared(x, seen.module) + mixed(x, said.weight, said.choice, seen.module))
 
 
 def masked_with_zero() -> bool:

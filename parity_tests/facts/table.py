@@ -14,8 +14,10 @@ from rich.text import Text
 
 from parity_tests.facts import FACTS
 from parity_tests.facts.record import Verdict, judge
+from parity_tests.facts.stated import STATED
 from parity_tests.harness import numerics
 from parity_tests.harness.report import versions
+from parity_tests.seeds.items import SECTIONS
 
 WIDTH = 100
 NO_LONGER = {"changed": "yellow", "not yet": "yellow", "never held": "yellow"}
@@ -43,6 +45,20 @@ def _statements(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
+def _by_seed(verdicts: Sequence[Verdict]) -> Table:
+    """How many statements of each seed are shown, contradicted with what is so instead, and stated alone."""
+    table = Table(title="By seed", title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("seed", "items with tests", "facts that hold", "that do not, with what is so", "not here", "stated alone"):
+        table.add_column(heading, justify="left" if heading == "seed" else "right")
+    for seed in ("R1", "R2"):
+        words = [verdict.word for verdict in verdicts if verdict.fact.place.startswith(seed)]
+        items = sum(len(section.items) for section in SECTIONS if section.seed == seed)
+        holds, absent = words.count("holds"), words.count("not here")
+        alone = sum(stated.place.startswith(seed) for stated in STATED)
+        table.add_row(seed, *map(str, (items, holds, len(words) - holds - absent, absent, alone)))
+    return table
+
+
 def _noted(verdicts: Sequence[Verdict], words: Collection[str], heading: str) -> list[RenderableType]:
     """The statements with one of these verdicts, each with what is so instead."""
     chosen = [verdict for verdict in verdicts if verdict.word in words]
@@ -65,6 +81,11 @@ def show(verdicts: Sequence[Verdict], console: Console) -> None:
     ):
         for line in _noted(verdicts, words, heading):
             console.print(line)
+    console.print(Text("\nStated, and not asserted", "bold"))
+    for stated in STATED:
+        console.print(Text(f"{stated.place}: {stated.quote}"))
+        console.print(Padding(Text(stated.why, "dim"), (0, 0, 0, 4)))
+    console.print(_by_seed(verdicts))
     counts = Counter(verdict.word for verdict in verdicts)
     told = ", ".join(f"{n} {'hold' if word == 'holds' else word}" for word in STYLES if (n := counts[word]))
     console.print(Text(f"\n{len(verdicts)} statements: {told}", "bold red" if any(v.wrong for v in verdicts) else "bold"))
