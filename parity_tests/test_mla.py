@@ -58,10 +58,12 @@ def test_the_cache_holds_576_numbers_a_token_at_the_published_size() -> None:
     """One layer of the released size, without memory for its weights; where the heads of MHA would be 40960."""
     raw = json.loads(PUBLISHED.read_text())
     raw.pop("quantization_config")
-    family, config = parse_config({**raw, "num_hidden_layers": 1, "first_k_dense_replace": 1}, "hf")
+    family, said = parse_config({**raw, "num_hidden_layers": 1, "first_k_dense_replace": 1}, "hf")
+    config: Any = said
     seen: list[int] = []
     with torch.device("meta"), unchecked():
-        attn: Any = family.model(config).layers[0].attn
+        model: Any = family.model(config)
+        attn = model.layers[0].attn
         cache = LayerCache()
         for start, end in ((0, 1), (1, 3), (3, 8)):
             table = torch.empty(1, end - start, config.d_rope // 2)

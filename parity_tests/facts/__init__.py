@@ -1,4 +1,4 @@
-"""The facts that the seeds state about torch and transformers, one assertion each (row C1). R1 is the seed "Attention 及各种
+"""The facts that the seeds state about torch and transformers, one assertion each (items C1). R1 is the seed "Attention 及各种
 变体", R2 the seed "Transformer 架构详解:以 LLaMA 为例".
 """
 

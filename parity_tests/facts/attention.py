@@ -94,7 +94,6 @@ MHA_FACTS = (
         quote="y = LinearOut( Dropout( Softmax( LinearQ(x) … @ LinearK(x)^T … * rsqrt(d_k) + CausalMask() ) ) @ LinearV(x)",
         says="torch's MultiheadAttention computes LinearOut(Softmax(Q K^T * rsqrt(d_k) + CausalMask) V)",
         check=torch_mha,
-        rows=("A1",),
     ),
     Fact(
         id="mha-width",
@@ -103,7 +102,6 @@ MHA_FACTS = (
         says="d_model = d_k * head: torch divides by the heads, and refuses what they do not divide",
         check=lambda: nn.MultiheadAttention(12, 3).head_dim == 4
         and raises(AssertionError, lambda: nn.MultiheadAttention(13, 3)),
-        rows=("A1",),
     ),
     Fact(
         id="mha-qkv-sizes",
@@ -111,7 +109,6 @@ MHA_FACTS = (
         quote="LinearQ, LinearK, LinearV: … d_model -> d_k*head",
         says="LinearQ, LinearK and LinearV map d_model to d_k * head (torch stacks the three)",
         check=gives((3 * 12, 12), lambda: tuple(nn.MultiheadAttention(12, 3).in_proj_weight.shape)),
-        rows=("A1",),
     ),
     Fact(
         id="mha-scale",
@@ -119,7 +116,6 @@ MHA_FACTS = (
         quote="rsqrt(d_k): 缩放因子,防止点积过大导致 Softmax 饱和",
         says="Without rsqrt(d_k) the softmax saturates (d_k = 256, random q and k)",
         check=saturation,
-        rows=("A1",),
     ),
     Fact(
         id="sdpa-scale",
@@ -127,7 +123,6 @@ MHA_FACTS = (
         quote="rsqrt(d_k)",
         says="scaled_dot_product_attention scales by rsqrt(d_k) unless told otherwise",
         check=sdpa_scaled,
-        rows=("A1",),
     ),
     Fact(
         id="causal-mask",
@@ -138,7 +133,6 @@ MHA_FACTS = (
             nn.Transformer.generate_square_subsequent_mask(3),
             torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]),
         ),
-        rows=("A1",),
     ),
     Fact(
         id="bert-padding-mask-only",
@@ -146,7 +140,6 @@ MHA_FACTS = (
         quote="BERT 等 Encoder 只用 PaddingMask 屏蔽 padding",
         says="BERT hides padding and nothing else",
         check=bert_sees_all_but_padding,
-        rows=("A1",),
     ),
     Fact(
         id="softmax-shape",
@@ -154,7 +147,6 @@ MHA_FACTS = (
         quote="Softmax: … 输出形状为 (batch, head, seq, seq)",
         says="Softmax normalises the attention weights, as (batch, head, seq, seq)",
         check=gpt2_probabilities,
-        rows=("A1",),
     ),
     Fact(
         id="dropout-on-weights",
@@ -162,7 +154,6 @@ MHA_FACTS = (
         quote="Dropout: 随机丢弃一些注意力权重",
         says="Dropout drops attention weights, and the output is made of what is left",
         check=weights_dropped,
-        rows=("A1",),
     ),
     Fact(
         id="mha-out-size",
@@ -170,7 +161,6 @@ MHA_FACTS = (
         quote="LinearOut: … d_k*head -> d_model",
         says="LinearOut maps d_k * head back to d_model",
         check=gives((12, 12), lambda: sizes(nn.MultiheadAttention(12, 3).out_proj)),
-        rows=("A1",),
     ),
 )
 
@@ -247,7 +237,6 @@ CROSS_FACTS = (
         quote="@ LinearK(memory)^T … * rsqrt(d_k) + PaddingMask() ) ) @ LinearV(memory)",
         says="Cross-attention is MHA with K and V made of the memory, padding masked, any memory length",
         check=lambda: torch_mha(memory_length=7),
-        rows=("A2",),
     ),
     Fact(
         id="cross-unmasked",
@@ -255,7 +244,6 @@ CROSS_FACTS = (
         quote="没有 CausalMask:Decoder 的每个位置都可以看到完整的源序列,只需屏蔽 padding",
         says="torch's decoder layer lets each position see the whole memory, padding excepted",
         check=memory_unmasked,
-        rows=("A2",),
     ),
     Fact(
         id="decoder-causal-by-self-attention",
@@ -263,7 +251,6 @@ CROSS_FACTS = (
         quote="整个 Decoder 的因果性完全由 Self-Attention 的 CausalMask 保证",
         says="The self-attention's CausalMask alone makes a whole decoder causal",
         check=decoder_causality,
-        rows=("A2",),
     ),
     Fact(
         id="cross-weights-shape",
@@ -274,7 +261,6 @@ CROSS_FACTS = (
             (1, 4, 6),
             lambda: tuple(nn.MultiheadAttention(12, 3)(*(torch.ones(n, 1, 12) for n in (4, 6, 6)))[1].shape),
         ),
-        rows=("A2",),
     ),
     Fact(
         id="wait-k",
@@ -282,7 +268,6 @@ CROSS_FACTS = (
         quote="例外:源序列流式到达时 … 需要\"目标位置ii 只能看源序列前g(i)g(i) 个位置\"的阶梯形掩码",
         says="A staircase mask makes target i depend on the first g(i) source positions only (wait-k)",
         check=staircase,
-        rows=("A2",),
     ),
     Fact(
         id="cross-same-module",
@@ -290,7 +275,6 @@ CROSS_FACTS = (
         quote="与 MHA 是同一个模块,只是 K、V 的输入换成了 memory",
         says="torch's self_attn and multihead_attn are one class with equal parameters",
         check=same_module,
-        rows=("A2",),
     ),
     Fact(
         id="torch-multihead-attn",
@@ -298,7 +282,6 @@ CROSS_FACTS = (
         quote="PyTorch TransformerDecoderLayer.multihead_attn",
         says="The cross-attention of TransformerDecoderLayer is named multihead_attn",
         check=lambda: isinstance(nn.TransformerDecoderLayer(12, 3, 20).multihead_attn, nn.MultiheadAttention),
-        rows=("A2",),
     ),
     Fact(
         id="bert-crossattention",
@@ -307,7 +290,6 @@ CROSS_FACTS = (
         says="BertLayer.crossattention is there with add_cross_attention=True, and only then",
         check=lambda: hasattr(model("Bert", is_decoder=True, add_cross_attention=True).encoder.layer[0], "crossattention")
         and not hasattr(model("Bert").encoder.layer[0], "crossattention"),
-        rows=("A2",),
     ),
     Fact(
         id="bert-cross-numbers",
@@ -315,7 +297,6 @@ CROSS_FACTS = (
         quote="HF 中 BertLayer.crossattention",
         says="BertLayer.crossattention computes Softmax(Q(x) K(memory)^T * rsqrt(d_k)) V(memory)",
         check=bert_cross,
-        rows=("A2",),
     ),
     Fact(
         id="gpt2-crossattention",
@@ -327,7 +308,6 @@ CROSS_FACTS = (
             for block in model("GPT2", add_cross_attention=True).h
             for a, cross in ((block.attn, False), (block.crossattention, True))
         ),
-        rows=("A2",),
     ),
     Fact(
         id="gpt2-q-attn",
@@ -335,7 +315,6 @@ CROSS_FACTS = (
         quote="此时 Q 用单独的 q_attn,K、V 共用 c_attn",
         says="There Q has a projection of its own, q_attn, and K and V share c_attn",
         check=gpt2_cross,
-        rows=("A2",),
     ),
 )
 
@@ -398,7 +377,6 @@ GQA_FACTS = (
             {"q": (24, 24), "k": (24, 12), "v": (24, 12)},
             lambda: {n: sizes(getattr(model("Llama").layers[0].self_attn, f"{n}_proj")) for n in "qkv"},
         ),
-        rows=("A3",),
     ),
     Fact(
         id="num-key-value-groups",
@@ -408,7 +386,6 @@ GQA_FACTS = (
         check=gives([4, 2, 1], lambda: [
             model("Llama", num_key_value_heads=n).layers[0].self_attn.num_key_value_groups for n in (1, 2, 4)
         ]),
-        rows=("A3",),
     ),
     Fact(
         id="repeat-kv",
@@ -418,7 +395,6 @@ GQA_FACTS = (
         check=lambda: torch.equal(
             internals("Llama").repeat_kv(values("k", 2, 3, 5, 4), 2), values("k", 2, 3, 5, 4).repeat_interleave(2, dim=1)
         ),
-        rows=("A3",),
     ),
     Fact(
         id="sdpa-gqa",
@@ -426,7 +402,6 @@ GQA_FACTS = (
         quote="SDPA(enable_gqa=True)",
         says="SDPA(enable_gqa=True) equals repeated K and V",
         check=sdpa_repeats,
-        rows=("A3",),
     ),
     Fact(
         id="sdpa-gqa-no-copy",
@@ -434,7 +409,6 @@ GQA_FACTS = (
         quote="kernel 内部按组索引,不会真的复制",
         says="SDPA(enable_gqa=True) hands K and V to its kernel as they are, without a copy",
         check=sdpa_copies_nothing,
-        rows=("A3",),
     ),
     Fact(
         id="repeat-annotation",
@@ -453,7 +427,6 @@ GQA_FACTS = (
         quote="head_kv = 1 时为 MQA",
         says="With head_kv = 1 all query heads use one head of keys",
         check=one_head_of_keys,
-        rows=("A3",),
     ),
     Fact(
         id="mha-end",
@@ -461,7 +434,6 @@ GQA_FACTS = (
         quote="head_kv = head 时退化为 MHA",
         says="With head_kv = head it is MHA: repeat_kv gives back what it got",
         check=lambda: (x := values("k", 1, 4, 5, 6)) is internals("Llama").repeat_kv(x, 1),
-        rows=("A3",),
     ),
     Fact(
         id="gqa-equals-mha",
@@ -469,7 +441,6 @@ GQA_FACTS = (
         quote="把每个 KV 头复制 n_rep = head / head_kv 份",
         says="GQA is MHA whose key and value weights are repeated",
         check=mha_from_gqa,
-        rows=("A3",),
     ),
     Fact(
         id="gqa-cache",
@@ -477,7 +448,6 @@ GQA_FACTS = (
         quote="KV Cache 只需存 head_kv 个头,显存是 MHA 的 head_kv / head",
         says="The cache holds head_kv heads, head_kv / head of what MHA holds",
         check=lambda: llama_cache(2).shape[1] == 2 and llama_cache(2).numel() * 2 == llama_cache(4).numel(),
-        rows=("A3",),
     ),
     Fact(
         id="llama-kv-heads-none",
@@ -486,7 +456,6 @@ GQA_FACTS = (
         says="Llama's num_key_value_heads is None by default, which means num_attention_heads",
         check=lambda: declared("Llama", "num_key_value_heads") is None
         and default("Llama", "num_key_value_heads") == default("Llama", "num_attention_heads"),
-        rows=("A3",),
     ),
     Fact(
         id="mixtral-heads",
@@ -494,7 +463,6 @@ GQA_FACTS = (
         quote="Mixtral 为 32 个 Q 头 / 8 个 KV 头",
         says="Mixtral has 32 query heads and 8 KV heads",
         check=defaults("Mixtral", num_attention_heads=32, num_key_value_heads=8),
-        rows=("A3",),
     ),
 )
 

@@ -93,7 +93,6 @@ TABLE_FACTS = (
         quote="TransformerLayerNormPostSinusoidal 绝对MHAFFNReLU",
         says="nn.Transformer: LayerNorm, post, MHA, FFN, ReLU",
         check=transformer_row,
-        rows=("S1",),
     ),
     Fact(
         id="table-bert",
@@ -101,7 +100,6 @@ TABLE_FACTS = (
         quote="BERTLayerNormPost可学习绝对MHA(双向)FFNGELU",
         says="BERT: LayerNorm, learned positions, MHA both ways, GELU",
         check=bert_row,
-        rows=("S1",),
     ),
     Fact(
         id="table-gpt2",
@@ -109,7 +107,6 @@ TABLE_FACTS = (
         quote="GPT-2LayerNormPre可学习绝对MHAFFNGELU (tanh)",
         says="GPT-2: LayerNorm, pre, learned positions, MHA, FFN, tanh GELU",
         check=gpt2_row,
-        rows=("S1",),
     ),
     Fact(
         id="table-llama",
@@ -117,7 +114,6 @@ TABLE_FACTS = (
         quote="LlamaRMSNormPreRoPEMHA / GQAGatedFFNSiLU",
         says="Llama: RMSNorm, pre, RoPE, MHA or GQA, GatedFFN, SiLU",
         check=llama_row("Llama", 2, "LlamaMLP", lambda: llama_like("Llama"), llama_mlp),
-        rows=("S1",),
     ),
     Fact(
         id="table-qwen3",
@@ -125,7 +121,6 @@ TABLE_FACTS = (
         quote="Qwen3RMSNormPreRoPEGQA + QK-NormGatedFFN / MoESiLU",
         says="Qwen3: RMSNorm, pre, RoPE, GQA, GatedFFN, SiLU",
         check=llama_row("Qwen3", 2, "Qwen3MLP", lambda: llama_like("Qwen3", norm=True), lambda: llama_mlp("Qwen3")),
-        rows=("S1",),
     ),
     Fact(
         id="table-qwen3-moe",
@@ -133,7 +128,6 @@ TABLE_FACTS = (
         quote="Qwen3RMSNormPreRoPEGQA + QK-NormGatedFFN / MoESiLU",
         says="Qwen3 with MoE: QK-norm, and a MoE block for the GatedFFN",
         check=qwen3_moe,
-        rows=("S1",),
     ),
     Fact(
         id="qwen3-gqa",
@@ -145,7 +139,6 @@ TABLE_FACTS = (
             now="HF's default is MHA, 32 heads of both kinds; the published models have fewer KV heads",
             check=lambda: default("Qwen3", "num_key_value_heads") == default("Qwen3", "num_attention_heads") == 32,
         ),
-        rows=("S1",),
     ),
     Fact(
         id="table-mixtral",
@@ -153,7 +146,6 @@ TABLE_FACTS = (
         quote="MixtralRMSNormPreRoPEGQAMoESiLU",
         says="Mixtral: RMSNorm, pre, RoPE, GQA, MoE, SiLU",
         check=llama_row("Mixtral", 2, "MixtralSparseMoeBlock", lambda: llama_like("Mixtral"), mixtral_moe),
-        rows=("S1",),
     ),
     Fact(
         id="table-deepseek",
@@ -161,7 +153,6 @@ TABLE_FACTS = (
         quote="DeepSeek-V3RMSNormPre解耦 RoPEMLADeepSeekMoESiLU",
         says="DeepSeek-V3: RMSNorm, pre, RoPE, MLA, DeepSeekMoE, SiLU",
         check=llama_row("DeepseekV3", 4, "DeepseekV3MoE", mla_expanded, tokens_of_deepseek_apart),
-        rows=("S1",),
     ),
 )
 

@@ -76,7 +76,6 @@ FFN_FACTS = (
         quote="y = Dropout( LinearOut( GELU( LinearIn(x)",
         says="GPT2MLP computes LinearOut(GELU(LinearIn(x)))",
         check=gpt2_mlp,
-        rows=("F1",),
     ),
     Fact(
         id="gpt2-one-dropout",
@@ -84,7 +83,6 @@ FFN_FACTS = (
         quote="GPT-2(GPT2MLP)只在最后有一个 Dropout",
         says="GPT2MLP has one dropout, at its end: training zeroes whole outputs and changes no other",
         check=dropout_at_the_end,
-        rows=("F1",),
     ),
     Fact(
         id="torch-two-dropouts",
@@ -92,7 +90,6 @@ FFN_FACTS = (
         quote="PyTorch TransformerEncoderLayer._ff_block 是 Dropout(Linear2(Dropout(ReLU(Linear1(x)))))",
         says="_ff_block is Dropout(Linear2(Dropout(ReLU(Linear1(x))))): one behind the activation too",
         check=torch_ff_block,
-        rows=("F1", "L1"),
     ),
     Fact(
         id="torch-relu",
@@ -100,7 +97,6 @@ FFN_FACTS = (
         quote="激活函数:原始 Transformer 为 ReLU",
         says="The activation of torch's layers is ReLU by default",
         check=lambda: torch.equal(nn.TransformerEncoderLayer(12, 3, 20).activation(X), X.clamp(min=0)),
-        rows=("F1",),
     ),
     Fact(
         id="bert-gelu",
@@ -108,7 +104,6 @@ FFN_FACTS = (
         quote="BERT 为 gelu(erf 精确版)",
         says="BERT's is gelu, the exact one with erf",
         check=lambda: default("Bert", "hidden_act") == "gelu" and close(ACT2FN["gelu"](X), phi(X)),
-        rows=("F1",),
     ),
     Fact(
         id="gpt2-gelu-new",
@@ -116,7 +111,6 @@ FFN_FACTS = (
         quote="GPT-2 为 gelu_new(tanh 近似版)",
         says="GPT-2's is gelu_new, the tanh approximation",
         check=lambda: default("GPT2", "activation_function") == "gelu_new" and close(ACT2FN["gelu_new"](X), gelu_tanh(X)),
-        rows=("F1",),
     ),
     Fact(
         id="ffn-four-times",
@@ -126,7 +120,6 @@ FFN_FACTS = (
         check=lambda: sizes(nn.TransformerEncoderLayer(512, 8).linear1) == (512, 4 * 512)
         and default("Bert", "intermediate_size") == 4 * default("Bert", "hidden_size")
         and model("GPT2").h[0].mlp.c_fc.weight.shape == (24, 4 * 24),
-        rows=("F1",),
     ),
 )
 
@@ -157,7 +150,6 @@ GATED_FACTS = (
         quote="y = LinearDown( SiLU(LinearGate(x)) … * LinearUp(x)",
         says="LlamaMLP computes LinearDown(SiLU(LinearGate(x)) * LinearUp(x))",
         check=llama_mlp,
-        rows=("F2",),
     ),
     Fact(
         id="silu",
@@ -167,7 +159,6 @@ GATED_FACTS = (
         check=lambda: default("Llama", "hidden_act") == "silu"
         and close(ACT2FN["silu"](X), seed.silu(X))
         and close(F.silu(X), seed.silu(X)),
-        rows=("F2",),
     ),
     Fact(
         id="gated-parameters",
@@ -175,7 +166,6 @@ GATED_FACTS = (
         quote="有三个矩阵,为了与普通 FFN 参数量相当,d_ff 通常取 8/3×d_model 再取整",
         says="Three matrices of 8/3 d_model hold as much as two of 4 d_model (Llama-7B: within 1 %)",
         check=lambda: abs(gated_parameters() - 1) < 0.01,
-        rows=("F2",),
     ),
     Fact(
         id="llama-7b-ff",
@@ -184,7 +174,6 @@ GATED_FACTS = (
         says="Llama-7B's is 4096 -> 11008, which is 8/3 d_model up to the next multiple of 256",
         check=lambda: default("Llama", "hidden_size") == 4096
         and default("Llama", "intermediate_size") == 11008 == -(-8 * 4096 // 3 // 256) * 256,
-        rows=("F2",),
     ),
     Fact(
         id="mlp-bias",
@@ -192,7 +181,6 @@ GATED_FACTS = (
         quote="mlp_bias=False,没有 bias",
         says="mlp_bias is False, and LlamaMLP has no bias",
         check=lambda: default("Llama", "mlp_bias") is False and not biases(model("Llama").layers[0].mlp),
-        rows=("F2",),
     ),
     Fact(
         id="mlp-no-dropout",
@@ -203,7 +191,6 @@ GATED_FACTS = (
         and torch.equal(
             (mlp := model("Llama").layers[0].mlp).train()(values("x", 1, 3, 24)), mlp.eval()(values("x", 1, 3, 24))
         ),
-        rows=("F2",),
     ),
 )
 

@@ -127,7 +127,6 @@ MLA_FACTS = (
         quote="Concat(q_nope, RoPE(q_rope)) … @ Concat(k_nope, Broadcast(RoPE(k_rope)))^T … * rsqrt(192) * mscale",
         says="DeepseekV3Attention computes MLA as written, from RMSNorm(LinearQA(x)) to LinearOut",
         check=mla_expanded,
-        rows=("A4",),
     ),
     *(
         Fact(
@@ -136,7 +135,6 @@ MLA_FACTS = (
             quote=quote,
             says=f"DeepSeek-V3's {name} is {value} by default",
             check=defaults("DeepseekV3", **{name: value}),
-            rows=("A4",),
         )
         for name, value, quote in (
             ("q_lora_rank", 1536, "q_lora_rank=1536"),
@@ -156,7 +154,6 @@ MLA_FACTS = (
             [(7168, 1536), (1536, 128 * (128 + 64))],
             lambda: [sizes(published_mla().q_a_proj), sizes(published_mla().q_b_proj)],
         ),
-        rows=("A4",),
     ),
     Fact(
         id="mla-q-norm",
@@ -165,7 +162,6 @@ MLA_FACTS = (
         says="Between them stands q_a_layernorm, an RMSNorm over 1536",
         check=lambda: type(published_mla().q_a_layernorm).__name__ == "DeepseekV3RMSNorm"
         and published_mla().q_a_layernorm.weight.shape == (1536,),
-        rows=("A4",),
     ),
     Fact(
         id="mla-kv-a",
@@ -173,7 +169,6 @@ MLA_FACTS = (
         quote="kv_a_proj_with_mqa,一次性产生压缩后的 latent c_kv(512 维)和所有头共享的 k_rope(64 维",
         says="kv_a_proj_with_mqa gives the latent (512) and one k_rope (64) for all heads at once",
         check=gives((7168, 512 + 64), lambda: sizes(published_mla().kv_a_proj_with_mqa)),
-        rows=("A4",),
     ),
     Fact(
         id="mla-kv-b",
@@ -181,7 +176,6 @@ MLA_FACTS = (
         quote="kv_b_proj,把 latent 解压回每个头的 k_nope 和 v,512 -> head×(128+128)",
         says="kv_b_proj unpacks the latent, 512 -> 128 x (128 + 128)",
         check=gives((512, 128 * (128 + 128)), lambda: sizes(published_mla().kv_b_proj)),
-        rows=("A4",),
     ),
     Fact(
         id="mla-rope-blocks-folding",
@@ -189,7 +183,6 @@ MLA_FACTS = (
         quote="如果直接作用在解压后的 K 上,kv_b_proj 就无法被吸收进 Q",
         says="RoPE on unpacked keys would keep kv_b_proj from being folded into Q",
         check=rotated_keys_resist_folding,
-        rows=("A5",),
     ),
     Fact(
         id="mla-nope",
@@ -202,7 +195,6 @@ MLA_FACTS = (
             now="the cache, in which this is looked up, holds whole keys, rotated part included",
             check=lambda: tuple(mla_cache()[0].shape) == (1, 4, 3, 6 + 4),
         ),
-        rows=("A4",),
     ),
     Fact(
         id="mla-cache-576",
@@ -215,7 +207,6 @@ MLA_FACTS = (
             now="it holds unpacked keys and values of all heads",
             check=lambda: numbers_a_token() == 4 * (6 + 64 + 8),
         ),
-        rows=("A4", "A5"),
     ),
     Fact(
         id="mla-cache-compressed",
@@ -228,7 +219,6 @@ MLA_FACTS = (
             now="it is written after unpacking, head by head",
             check=lambda: [tuple(x.shape) for x in mla_cache()] == [(1, 4, 3, 10), (1, 4, 3, 8)],
         ),
-        rows=("A4",),
     ),
     Fact(
         id="mla-mha-40960",
@@ -236,7 +226,6 @@ MLA_FACTS = (
         quote="而 128 头的 MHA 需要 128×(192+128)=40960 个数",
         says="MHA with 128 heads would hold 40960 numbers a token and layer",
         check=gives(40960, mha_numbers),
-        rows=("A4",),
     ),
     Fact(
         id="mla-mscale",
@@ -245,7 +234,6 @@ MLA_FACTS = (
         says="With YaRN the softmax scale is corrected (by the square of 0.1 mscale_all_dim ln(factor) + 1)",
         check=lambda: close(score_scale(), 10**-0.5)
         and close(score_scale(rope_scaling=YARN), 10**-0.5 * MSCALE**2),
-        rows=("A4",),
     ),
     Fact(
         id="mla-mscale-once",
@@ -257,7 +245,6 @@ MLA_FACTS = (
             now="it is multiplied in twice, once for q and once for k",
             check=lambda: close(score_scale(rope_scaling=YARN) / score_scale(), MSCALE**2),
         ),
-        rows=("A4",),
     ),
     Fact(
         id="yarn-apply-mscale",
@@ -282,7 +269,6 @@ MLA_FACTS = (
             now="what was unpacked once stays unpacked in the cache",
             check=lambda: mla_cache()[1].shape[1] == 4,
         ),
-        rows=("A4",),
     ),
     Fact(
         id="mla-absorbed",
@@ -290,7 +276,6 @@ MLA_FACTS = (
         quote="把 LinearKVB 合并进 Q 和 LinearOut,直接在 576 维 latent 上做 attention",
         says="With kv_b_proj folded into Q and LinearOut, attention on the latents alone gives HF's numbers",
         check=mla_absorbed,
-        rows=("A5",),
     ),
     Fact(
         id="mla-no-repeat",
@@ -299,7 +284,6 @@ MLA_FACTS = (
         says="num_key_value_heads = num_attention_heads = 128, so repeat_kv repeats nothing",
         check=lambda: default("DeepseekV3", "num_key_value_heads") == default("DeepseekV3", "num_attention_heads") == 128
         and published_mla().num_key_value_groups == 1,
-        rows=("A4",),
     ),
 )
 

@@ -89,7 +89,6 @@ BERT_FACTS = (
         quote="结构与 PyTorch TransformerEncoderLayer(norm_first=False) 相同,即 Post-LN",
         says="A BertLayer's weights in TransformerEncoderLayer(norm_first=False) give its numbers",
         check=bert_in_torch,
-        rows=("L3",),
     ),
     Fact(
         id="bert-attention-parts",
@@ -101,7 +100,6 @@ BERT_FACTS = (
             for a in (model("Bert").encoder.layer[0].attention,)
             for part, name in ((a.self, "BertSelfAttention"), (a.output, "BertSelfOutput"))
         ),
-        rows=("L3",),
     ),
     Fact(
         id="bert-is-decoder",
@@ -109,7 +107,6 @@ BERT_FACTS = (
         quote="MHA 没有 CausalMask,只有 PaddingMask,所以是双向注意力;is_decoder=True 时才使用因果掩码",
         says="BERT attends both ways, and causally only with is_decoder=True",
         check=bert_decoder,
-        rows=("L3",),
     ),
     Fact(
         id="bert-output-modules",
@@ -117,7 +114,6 @@ BERT_FACTS = (
         quote="分别放在 BertSelfOutput.dense 和 BertOutput.dense 中,与残差相加、LayerNorm 一起完成",
         says="BertSelfOutput and BertOutput hold a LinearOut, add the residual and norm",
         check=bert_outputs,
-        rows=("L3",),
     ),
     Fact(
         id="bert-intermediate",
@@ -125,7 +121,6 @@ BERT_FACTS = (
         quote="BertIntermediate(Linear + GELU)+ BertOutput(Linear)",
         says="BertIntermediate is Linear + GELU",
         check=bert_intermediate,
-        rows=("L3",),
     ),
     Fact(
         id="bert-base",
@@ -133,7 +128,6 @@ BERT_FACTS = (
         quote="BERT-base 为 d_model=768、head=12、d_ff=3072",
         says="BERT-base, the default, has d_model 768, 12 heads, d_ff 3072",
         check=defaults("Bert", hidden_size=768, num_attention_heads=12, intermediate_size=3072),
-        rows=("L3",),
     ),
 )
 
@@ -179,7 +173,6 @@ GPT2_FACTS = (
         check=lambda: isinstance(model("GPT2").h[0], internal("GPT2", "GPT2Block"))
         and isinstance(model("GPT2").h[0].ln_1, nn.LayerNorm)
         and mixers("GPT2"),
-        rows=("L4",),
     ),
     Fact(
         id="gpt2-resid-dropout",
@@ -187,7 +180,6 @@ GPT2_FACTS = (
         quote="MHA 的 LinearOut 之后还有一个 resid_dropout,即 Dropout(LinearOut(...))",
         says="Behind the attention's LinearOut stands resid_dropout",
         check=resid_dropout,
-        rows=("L4",),
     ),
     Fact(
         id="gpt2-c-attn",
@@ -195,7 +187,6 @@ GPT2_FACTS = (
         quote="c_attn 一次性算出 QKV 再 split",
         says="c_attn makes Q, K and V in one, in this order",
         check=gpt2_attention,
-        rows=("L4",),
     ),
     Fact(
         id="conv1d",
@@ -203,7 +194,6 @@ GPT2_FACTS = (
         quote="Conv1D,本质是权重转置存储的 Linear(weight 形状为 (in, out))",
         says="GPT-2's Linears are Conv1D: a Linear whose weight is stored as (in, out)",
         check=conv1d,
-        rows=("L4",),
     ),
     Fact(
         id="gpt2-mlp",
@@ -213,7 +203,6 @@ GPT2_FACTS = (
         check=lambda: default("GPT2", "n_inner") is None
         and default("GPT2", "activation_function") == "gelu_new"
         and [model("GPT2", n_inner=n).h[0].mlp.c_fc.weight.shape[1] for n in (None, 40)] == [4 * 24, 40],
-        rows=("L4",),
     ),
 )
 
@@ -271,7 +260,6 @@ LLAMA_FACTS = (
         quote="z = x + LlamaAttention(RMSNorm(x)) y = z + GatedFFN(RMSNorm(z))",
         says="LlamaDecoderLayer is x + Attention(RMSNorm(x)), then z + GatedFFN(RMSNorm(z))",
         check=lambda: same_layer("Llama"),
-        rows=("L5",),
     ),
     Fact(
         id="llama-norm-names",
@@ -279,7 +267,6 @@ LLAMA_FACTS = (
         quote="两个 RMSNorm 分别为 input_layernorm 和 post_attention_layernorm",
         says="The two RMSNorms are input_layernorm and post_attention_layernorm",
         check=llama_norms,
-        rows=("L5",),
     ),
     Fact(
         id="llama-plain",
@@ -287,7 +274,6 @@ LLAMA_FACTS = (
         quote="无 bias、无 Dropout",
         says="The layer has no bias and no dropout",
         check=lambda: not biases(model("Llama").layers[0]) and not has(model("Llama").layers[0], nn.Dropout),
-        rows=("L5",),
     ),
     Fact(
         id="qwen3-layer",
@@ -295,7 +281,6 @@ LLAMA_FACTS = (
         quote="与 LlamaLayer 相同,只是 attention 加了 QK-Norm 和可选的滑动窗口",
         says="Qwen3's layer is Llama's, with q_norm and k_norm added",
         check=lambda: same_layer("Qwen3") and qwen3_without_norm(),
-        rows=("L6",),
     ),
     Fact(
         id="mixtral-layer",
@@ -303,7 +288,6 @@ LLAMA_FACTS = (
         quote="把 LlamaLayer 的 GatedFFN 换成 MoE,其他不变",
         says="Mixtral's layer is Llama's with the GatedFFN replaced by MoE, and nothing else changed",
         check=lambda: same_layer("Mixtral") and mixtral_but_for_ffn() and mixtral_moe(),
-        rows=("L7",),
     ),
     Fact(
         id="deepseek-layer",
@@ -311,7 +295,6 @@ LLAMA_FACTS = (
         quote="z = x + MLA(RMSNorm(x)) y = z + DeepSeekMoE(RMSNorm(z))",
         says="DeepseekV3DecoderLayer is x + MLA(RMSNorm(x)), then z + DeepSeekMoE(RMSNorm(z))",
         check=lambda: same_layer("DeepseekV3"),
-        rows=("L8",),
     ),
     Fact(
         id="deepseek-first-dense",
@@ -320,7 +303,6 @@ LLAMA_FACTS = (
         says="first_k_dense_replace is 3: three layers with a dense FFN, then DeepSeekMoE",
         check=lambda: default("DeepseekV3", "first_k_dense_replace") == 3
         and dense_layers() == ["DeepseekV3MLP"] * 3 + ["DeepseekV3MoE"] * 2,
-        rows=("L8",),
     ),
     Fact(
         id="deepseek-dense-width",
@@ -328,7 +310,6 @@ LLAMA_FACTS = (
         quote="layer_idx < 3 时为 GatedFFN(d_ff=18432)",
         says="The dense FFN of the first layers is 18432 wide",
         check=gives(18432, lambda: published("DeepseekV3", num_hidden_layers=1).layers[0].mlp.up_proj.out_features),
-        rows=("L8",),
     ),
 )
 

@@ -83,7 +83,6 @@ LLAMA_FACTS = (
         quote="即 GQA + RoPE,对应 q_proj / k_proj / v_proj / o_proj",
         says="LlamaAttention is GQA + RoPE, in q_proj, k_proj, v_proj and o_proj",
         check=lambda: llama_like("Llama"),
-        rows=("A6",),
     ),
     Fact(
         id="llama-attention-bias",
@@ -91,7 +90,6 @@ LLAMA_FACTS = (
         quote="attention_bias=False:所有 Linear 都没有 bias",
         says="attention_bias is False, and no Linear of it has a bias",
         check=lambda: default("Llama", "attention_bias") is False and not biases(model("Llama").layers[0].self_attn),
-        rows=("A6",),
     ),
     Fact(
         id="llama-attention-dropout",
@@ -100,7 +98,6 @@ LLAMA_FACTS = (
         says="attention_dropout is 0.0: training computes what evaluation does",
         check=lambda: default("Llama", "attention_dropout") == 0.0
         and close(*(run(m, input_ids=ids(6)).last_hidden_state for m in (model("Llama").train(), model("Llama")))),
-        rows=("A6",),
     ),
     Fact(
         id="llama-order",
@@ -108,7 +105,6 @@ LLAMA_FACTS = (
         quote="先 RoPE,再写入 KV Cache(cache.update),再 repeat_kv",
         says="RoPE comes before the cache, and the cache before repeat_kv",
         check=cached_before_repeat,
-        rows=("A6", "G1"),
     ),
 )
 
@@ -119,7 +115,6 @@ QWEN3_FACTS = (
         quote="RoPE(RMSNorm(LinearQ(x)))",
         says="Qwen3Attention norms q and k, then rotates, then attends as Llama does",
         check=lambda: llama_like("Qwen3", norm=True),
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-qk-norm-axis",
@@ -134,7 +129,6 @@ QWEN3_FACTS = (
                 for norm in (a.q_norm, a.k_norm)
             ],
         ),
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-norm-before-rope",
@@ -142,7 +136,6 @@ QWEN3_FACTS = (
         quote="位于 RoPE 之前",
         says="They come before RoPE: the cached keys are RoPE(RMSNorm(k))",
         check=lambda: cached_before_repeat("Qwen3", norm=True),
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-norm-bounds",
@@ -150,7 +143,6 @@ QWEN3_FACTS = (
         quote="用来抑制 attention logits 过大",
         says="QK-norm bounds the scores, by sqrt(d_k) with unit weights, whatever the input",
         check=normed_scores_bounded,
-        rows=("A7",),
     ),
     Fact(
         id="qwen2-biases",
@@ -158,7 +150,6 @@ QWEN3_FACTS = (
         quote="Qwen2 的 q/k/v_proj 带 bias",
         says="Qwen2's q_proj, k_proj and v_proj have a bias, and o_proj has none",
         check=qwen2_biases,
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-no-bias",
@@ -166,7 +157,6 @@ QWEN3_FACTS = (
         quote="Qwen3 去掉了(attention_bias=False)",
         says="Qwen3 has none: attention_bias is False",
         check=lambda: default("Qwen3", "attention_bias") is False and not biases(model("Qwen3").layers[0].self_attn),
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-head-dim",
@@ -175,7 +165,6 @@ QWEN3_FACTS = (
         says="head_dim is 128 by default, whatever d_model / head is",
         check=lambda: default("Qwen3", "head_dim") == 128
         and internals("Qwen3").Qwen3Config(hidden_size=24, num_attention_heads=4).head_dim == 128,
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-head-dim-free",
@@ -183,7 +172,6 @@ QWEN3_FACTS = (
         quote="不一定等于 d_model / head",
         says="It need not be d_model / head: projections are head * head_dim wide",
         check=gives((24, 4 * 8), lambda: sizes(model("Qwen3").layers[0].self_attn.q_proj)),
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-window-off",
@@ -192,7 +180,6 @@ QWEN3_FACTS = (
         says="Without use_sliding_window, which is False, sliding_window means nothing",
         check=lambda: default("Qwen3", "use_sliding_window") is False
         and config("Qwen3", sliding_window=3, max_window_layers=0).sliding_window is None,
-        rows=("A7",),
     ),
     Fact(
         id="qwen3-window",
@@ -200,7 +187,6 @@ QWEN3_FACTS = (
         quote="第 max_window_layers 层之后的层使用 sliding_window 大小的滑动窗口掩码",
         says="From layer max_window_layers on, a query sees sliding_window keys, itself included",
         check=qwen3_window,
-        rows=("A7",),
     ),
 )
 

@@ -129,7 +129,6 @@ LLAMA = (
         quote="目标序列（需要预测的单词）：[\"like\", \"apples\", \"<END>\"]",
         says="Position i is trained to predict token i + 1: HF shifts the labels",
         check=shifted_loss,
-        rows=("G1",),
     ),
     Fact(
         id="parallel-training",
@@ -137,7 +136,6 @@ LLAMA = (
         quote="一次性输入整个句子作为 Input，随后使用 Mask 机制 模拟未知后续序列的情况",
         says="One masked pass gives every position what it would get from its prefix alone",
         check=parallel_is_stepwise,
-        rows=("G1", "M1"),
     ),
     Fact(
         id="kv-cache-harmless",
@@ -145,7 +143,6 @@ LLAMA = (
         quote="KV Cache（键值缓存），因为它 不会影响生成质量",
         says="A KV cache changes neither logits nor generated tokens",
         check=cached_is_uncached,
-        rows=("G1",),
     ),
     Fact(
         id="encoder-only",
@@ -153,7 +150,6 @@ LLAMA = (
         quote="Encoder-Only（以 BERT 为代表）",
         says="BERT is an encoder: no decoder, and the first token sees the last",
         check=lambda: kinds()["Bert"] == (False, False),
-        rows=("M2",),
     ),
     Fact(
         id="encoder-decoder",
@@ -161,7 +157,6 @@ LLAMA = (
         quote="Encoder-Decoder（以 T5 和 BART 为代表）",
         says="T5 and BART (and Marian) are encoder and decoder",
         check=gives([True, True, True], encoder_decoders),
-        rows=("M5",),
     ),
     Fact(
         id="decoder-only",
@@ -169,7 +164,6 @@ LLAMA = (
         quote="Decoder-Only（以 GPT 系列 为代表）",
         says="GPT-2 is a decoder: no encoder, and no token sees a later one",
         check=lambda: kinds()["GPT2"] == (False, True),
-        rows=("M3",),
     ),
     Fact(
         id="prefix-reusable",
@@ -177,7 +171,6 @@ LLAMA = (
         quote="每个 Token 的表示之和它之前的输入有关",
         says="In decoders a token's state depends on what precedes it, so a cache can be kept; not in encoders",
         check=lambda: prefix_kept("GPT2") and prefix_kept("Llama") and not prefix_kept("Bert"),
-        rows=("G1",),
     ),
     Fact(
         id="llama-decoder-only",
@@ -185,7 +178,6 @@ LLAMA = (
         quote="它采用 Decoder-Only 结构",
         says="Llama is a decoder",
         check=lambda: not default("Llama", "is_encoder_decoder") and prefix_kept("Llama"),
-        rows=("M4",),
     ),
     Fact(
         id="silu-smooth",
@@ -193,7 +185,6 @@ LLAMA = (
         quote="相比 ReLU，SwiGLU 梯度更平滑",
         says="SiLU's derivative is continuous at 0, where ReLU's jumps by 1",
         check=smooth_at_zero,
-        rows=("F2",),
     ),
     Fact(
         id="norm-before-projection-elsewhere",
@@ -206,7 +197,6 @@ LLAMA = (
             check=lambda: norm_before_head(small_transformer()) and gpt2_head(),
             package="torch",
         ),
-        rows=("M1", "M3"),
     ),
 )
 
@@ -296,7 +286,6 @@ MINI = (
             and close(packaged_rotation(), notes_rope()[2], bar=1e-5),
             package="rotary-embedding-torch",
         ),
-        rows=("M6", "P4"),
     ),
     Fact(
         id="notes-rms-norm",
@@ -304,7 +293,6 @@ MINI = (
         quote="RMSNorm归一化：x_transformers.RMSNorm",
         says="x-transformers' RMSNorm is RMSNorm (without an eps)",
         check=packaged_norm,
-        rows=("M6", "N1"),
     ),
     Fact(
         id="batched-product",
@@ -312,7 +300,6 @@ MINI = (
         quote="QK计算，使用BMM，只对后两个维度做乘法",
         says="q @ k.transpose(-2, -1) multiplies over the last two axes, for each row and head",
         check=batched_product,
-        rows=("M6",),
     ),
     Fact(
         id="mask-broadcast",
@@ -320,7 +307,6 @@ MINI = (
         quote="[B, T, T]扩展到 [B, 1, T, T]，自动broadcast到 [B, num_heads, T, T]",
         says="A mask (B, T, T), unsqueezed, is spread over the heads, and -inf gets no weight",
         check=masked_scores,
-        rows=("M6",),
     ),
     Fact(
         id="contiguous-before-view",
@@ -328,7 +314,6 @@ MINI = (
         quote="确保存储方式改变 -> 自动合并reshape",
         says="After transpose, view needs contiguous",
         check=needs_contiguous,
-        rows=("M6",),
     ),
     Fact(
         id="notes-mlp-width",
@@ -340,7 +325,6 @@ MINI = (
             now="that is the ReLU FFN's width; Llama's three matrices are 8/3 d_model wide (11008 of 4096)",
             check=lambda: 8 / 3 <= default("Llama", "intermediate_size") / default("Llama", "hidden_size") < 2.7,
         ),
-        rows=("M6", "F2"),
     ),
     Fact(
         id="notes-block-comment",
@@ -352,7 +336,6 @@ MINI = (
             now="RMSNorm comes first, as the code below that comment has it: RMSNorm, attention, residual, …",
             check=lambda: same_layer("Llama"),
         ),
-        rows=("M6", "L5"),
     ),
     Fact(
         id="notes-projection-then-norm",
@@ -364,7 +347,6 @@ MINI = (
             now="both norm first: ln_f, then GPT-2's head; LayerNorm, then BERT's decoder",
             check=head_after_norm,
         ),
-        rows=("M2", "M3"),
     ),
     Fact(
         id="head-no-bias",
@@ -372,7 +354,6 @@ MINI = (
         quote="self.final_proj = nn.Linear(dim, vocab_size, bias=False)",
         says="Llama's last projection has no bias",
         check=lambda: not biases(model("Llama", "ForCausalLM").lm_head),
-        rows=("M4", "M6"),
     ),
 )
 

@@ -137,7 +137,6 @@ MIXING_FACTS = (
         quote="z = x + TokenMixer(Norm(x)) … y = z + ChannelMixer(Norm(z))",
         says="Llama's and GPT-2's layers are x + TokenMixer(Norm(x)), then z + ChannelMixer(Norm(z))",
         check=lambda: mixers("Llama") and mixers("GPT2"),
-        rows=("T1",),
     ),
     Fact(
         id="attention-projections",
@@ -145,7 +144,6 @@ MIXING_FACTS = (
         quote="Q/K/V/O 四个投影对每个 token 单独计算 … 只有 Softmax(QK^T) @ V 在 token 之间混合",
         says="Of attention only Softmax(QK^T) @ V moves anything between tokens",
         check=mixing_needs_weights,
-        rows=("T1",),
     ),
     Fact(
         id="attention-weights-shared",
@@ -153,7 +151,6 @@ MIXING_FACTS = (
         quote="同一个头内所有通道共用一组权重,不同的头则对不同的通道组使用不同的权重",
         says="Mixing weights come from the input, one set a head for all its channels, another in each head",
         check=weights_by_head,
-        rows=("T1",),
     ),
     Fact(
         id="ffn-position-wise",
@@ -161,7 +158,6 @@ MIXING_FACTS = (
         quote="FFN 就是 ChannelMixer:position-wise,所有位置共享同一套权重",
         says="The FFN is position-wise, with one set of weights for all positions",
         check=lambda: position_wise("Llama", "layers.0.mlp") and position_wise("GPT2", "h.0.mlp"),
-        rows=("T1",),
     ),
     Fact(
         id="attention-quadratic",
@@ -173,7 +169,6 @@ MIXING_FACTS = (
             lambda: run(model("GPT2"), input_ids=ids(10), output_attentions=True).attentions[0].numel()
             / run(model("GPT2"), input_ids=ids(5), output_attentions=True).attentions[0].numel(),
         ),
-        rows=("T1",),
     ),
     Fact(
         id="mlp-mixer-fixed",
@@ -181,7 +176,6 @@ MIXING_FACTS = (
         quote="固定权重 MLPMLP-Mixer权重可学习但与输入无关,序列长度必须固定,难以做因果掩码",
         says="A Linear along the sequence takes one length only, and is not causal",
         check=fixed_length,
-        rows=("T2",),
     ),
     Fact(
         id="fnet-no-parameters",
@@ -189,7 +183,6 @@ MIXING_FACTS = (
         quote="傅里叶变换FNet没有参数",
         says="FNet's mixer is the real part of the 2-D DFT and has no parameters",
         check=fnet_mixes,
-        rows=("T3",),
     ),
     Fact(
         id="poolformer-no-parameters",
@@ -197,7 +190,6 @@ MIXING_FACTS = (
         quote="平均池化PoolFormer没有参数",
         says="PoolFormer's mixer is average pooling (less its input) and has no parameters",
         check=pooling_mixes,
-        rows=("T4",),
     ),
     Fact(
         id="rwkv-linear",
@@ -205,7 +197,6 @@ MIXING_FACTS = (
         quote="线性 Attention / SSMRWKV、Mamba循环或卷积形式,O(n)",
         says="RWKV carries a state of one size on, however many tokens it has read",
         check=gives([1.0, 1.0], lambda: grows("Rwkv")),
-        rows=("T5",),
     ),
     Fact(
         id="mamba-linear",
@@ -213,7 +204,6 @@ MIXING_FACTS = (
         quote="线性 Attention / SSMRWKV、Mamba循环或卷积形式,O(n)",
         says="So does Mamba (a Llama's cache grows with the tokens)",
         check=lambda: grows("Mamba") == [1.0, 1.0] and grows("Llama") == [2.0, 4.0],
-        rows=("T5",),
     ),
     Fact(
         id="depthwise-is-token-mixing",
@@ -221,7 +211,6 @@ MIXING_FACTS = (
         quote="depthwise conv 对应 token mixing(每个通道单独在空间上卷积)",
         says="A depthwise convolution mixes places, each channel by itself",
         check=depthwise,
-        rows=("T7",),
     ),
     Fact(
         id="pointwise-is-channel-mixing",
@@ -229,7 +218,6 @@ MIXING_FACTS = (
         quote="1×1 conv 对应 channel mixing(每个像素单独在通道间混合)",
         says="A 1 x 1 convolution mixes channels, each place by itself: a Linear",
         check=pointwise,
-        rows=("T7",),
     ),
 )
 

@@ -62,7 +62,6 @@ TRANSFORMER_FACTS = (
         quote="memory = LayerNorm( TransformerEncoderLayer^6( … y = LayerNorm( TransformerDecoderLayer^6(",
         says="nn.Transformer is LayerNorm(EncoderLayer^N(src)), then LayerNorm(DecoderLayer^N(tgt, memory))",
         check=stacked,
-        rows=("M1",),
     ),
     Fact(
         id="transformer-sizes",
@@ -71,7 +70,6 @@ TRANSFORMER_FACTS = (
         says="It has 6 + 6 layers and d_model 512 by default",
         check=lambda: [len(big_transformer().encoder.layers), len(big_transformer().decoder.layers)] == [6, 6]
         and big_transformer().d_model == 512,
-        rows=("M1",),
     ),
     Fact(
         id="transformer-body-only",
@@ -81,7 +79,6 @@ TRANSFORMER_FACTS = (
         check=lambda: {name for name, _ in big_transformer().named_children()} == {"encoder", "decoder"}
         and not has(big_transformer(), nn.Embedding)
         and {m.out_features for m in big_transformer().modules() if isinstance(m, nn.Linear)} == {512, 2048},
-        rows=("M1",),
     ),
     Fact(
         id="transformer-final-norms",
@@ -94,7 +91,6 @@ TRANSFORMER_FACTS = (
             for net in (small_transformer(norm_first),)
             for part in (net.encoder, net.decoder)
         ),
-        rows=("M1",),
     ),
     Fact(
         id="transformer-batch-second",
@@ -102,7 +98,6 @@ TRANSFORMER_FACTS = (
         quote="默认 batch_first=False,形状为 (seq, batch, d_model)",
         says="batch_first is False by default",
         check=gives([False], lambda: signature_defaults(nn.Transformer, "batch_first")),
-        rows=("M1",),
     ),
 )
 
@@ -162,7 +157,6 @@ BERT_FACTS = (
         quote="Dropout( LayerNorm( TokenEmbedding(x) … + PositionEmbedding(pos) + TokenTypeEmbedding(seg)",
         says="BERT's input is Dropout(LayerNorm(token + position + token type))",
         check=bert_embeddings,
-        rows=("M2",),
     ),
     Fact(
         id="bert-sizes",
@@ -170,7 +164,6 @@ BERT_FACTS = (
         quote="y = BertLayer^12 … d_model=768",
         says="It has 12 layers by default, d_model 768",
         check=defaults("Bert", num_hidden_layers=12, hidden_size=768),
-        rows=("M2",),
     ),
     Fact(
         id="bert-embedding-names",
@@ -181,7 +174,6 @@ BERT_FACTS = (
             {"word_embeddings", "position_embeddings", "token_type_embeddings"},
             lambda: {n for n, m in model("Bert").embeddings.named_children() if isinstance(m, nn.Embedding)},
         ),
-        rows=("M2",),
     ),
     Fact(
         id="bert-token-types",
@@ -189,7 +181,6 @@ BERT_FACTS = (
         quote="type_vocab_size=2",
         says="There are two token types",
         check=defaults("Bert", type_vocab_size=2),
-        rows=("M2",),
     ),
     Fact(
         id="bert-no-final-norm",
@@ -197,7 +188,6 @@ BERT_FACTS = (
         quote="最后一层输出已经过 LayerNorm,所以末尾没有额外的 LayerNorm",
         says="Nothing norms the last layer's output again: BertModel returns it as it is",
         check=last_is_normed,
-        rows=("M2",),
     ),
     Fact(
         id="bert-pooler",
@@ -205,7 +195,6 @@ BERT_FACTS = (
         quote="pooled = Tanh(LinearPool(y[:, 0]))",
         says="BertPooler is Tanh(Linear(first token))",
         check=pooler,
-        rows=("M2",),
     ),
     Fact(
         id="bert-mlm-head",
@@ -213,7 +202,6 @@ BERT_FACTS = (
         quote="BertLMPredictionHead)为 LinearDecoder(LayerNorm(GELU(Linear(y))))",
         says="The MLM head is LinearDecoder(LayerNorm(GELU(Linear(y)))), with the embedding's weight and a bias",
         check=mlm_head,
-        rows=("M2",),
     ),
     Fact(
         id="bert-tied",
@@ -221,7 +209,6 @@ BERT_FACTS = (
         quote="LinearDecoder 与 TokenEmbedding 共享权重",
         says="LinearDecoder and TokenEmbedding are one tensor",
         check=lambda: tied("Bert", "ForMaskedLM"),
-        rows=("M2",),
     ),
     Fact(
         id="bert-vocabulary",
@@ -229,7 +216,6 @@ BERT_FACTS = (
         quote="vocab_size=30522",
         says="BERT's vocabulary has 30522 entries",
         check=defaults("Bert", vocab_size=30522),
-        rows=("M2",),
     ),
 )
 
@@ -269,7 +255,6 @@ GPT2_FACTS = (
         quote="TokenEmbedding(x) # as (batch, seq, d_model=768) + PositionEmbedding(pos)",
         says="The input is wte + wpe, learned absolute positions",
         check=gpt2_input,
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-sizes",
@@ -277,7 +262,6 @@ GPT2_FACTS = (
         quote="GPT2Layer^12 … d_model=768",
         says="It has 12 layers by default, d_model 768",
         check=defaults("GPT2", n_layer=12, n_embd=768),
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-vocabulary",
@@ -285,7 +269,6 @@ GPT2_FACTS = (
         quote="as (batch, seq, vocab=50257)",
         says="Its vocabulary has 50257 entries",
         check=defaults("GPT2", vocab_size=50257),
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-n-positions",
@@ -293,7 +276,6 @@ GPT2_FACTS = (
         quote="最大长度 n_positions=1024",
         says="n_positions is 1024, the height of wpe",
         check=gives((1024, 768), lambda: tuple(published("GPT2", n_layer=1).wpe.weight.shape)),
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-ln-f",
@@ -301,7 +283,6 @@ GPT2_FACTS = (
         quote="最后一层的输出没有归一化,所以需要末尾的 ln_f",
         says="The last layer's output is not normed; ln_f norms it before the head",
         check=gpt2_head,
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-tied",
@@ -311,7 +292,6 @@ GPT2_FACTS = (
         check=lambda: default("GPT2", "tie_word_embeddings") is True
         and tied("GPT2", "LMHeadModel")
         and not hasattr(model("GPT2"), "lm_head"),
-        rows=("M3",),
     ),
     Fact(
         id="gpt2-family",
@@ -322,7 +302,6 @@ GPT2_FACTS = (
             [124, 355, 774, 1558],
             lambda: [gpt2_millions(*size) for size in ((12, 768), (24, 1024), (36, 1280), (48, 1600))],
         ),
-        rows=("M3",),
     ),
 )
 
@@ -377,7 +356,6 @@ LLAMA_FACTS = (
         quote="y = LMHead( RMSNorm( LlamaLayer^32( TokenEmbedding(x)",
         says="Llama is LMHead(RMSNorm(LlamaLayer^N(TokenEmbedding(x)))): normed, then projected",
         check=llama_head,
-        rows=("M4",),
     ),
     Fact(
         id="llama-sizes",
@@ -385,7 +363,6 @@ LLAMA_FACTS = (
         quote="LlamaLayer^32 … d_model=4096 … vocab=32000",
         says="It has 32 layers by default, d_model 4096, vocabulary 32000",
         check=defaults("Llama", num_hidden_layers=32, hidden_size=4096, vocab_size=32000),
-        rows=("M4",),
     ),
     Fact(
         id="llama-input",
@@ -393,7 +370,6 @@ LLAMA_FACTS = (
         quote="输入处没有位置编码,也没有 Dropout;位置信息全靠每层 attention 中的 RoPE",
         says="At the input stand no positions and no dropout",
         check=llama_input,
-        rows=("M4",),
     ),
     Fact(
         id="llama-mask-once",
@@ -401,7 +377,6 @@ LLAMA_FACTS = (
         quote="rotary_emb 和 create_causal_mask 在 Model 层只算一次,然后传给每一层",
         says="create_causal_mask is called once in the model",
         check=gives(1, mask_made_once),
-        rows=("M4",),
     ),
     Fact(
         id="llama-mask-handed-on",
@@ -409,7 +384,6 @@ LLAMA_FACTS = (
         quote="然后传给每一层",
         says="Every layer gets the same mask",
         check=one_mask,
-        rows=("M4",),
     ),
     Fact(
         id="llama-untied",
@@ -420,7 +394,6 @@ LLAMA_FACTS = (
         and not tied("Llama")
         and tied("Llama", tie_word_embeddings=True)
         and not hasattr(model("Llama"), "lm_head"),
-        rows=("M4",),
     ),
     *(
         Fact(
@@ -429,7 +402,6 @@ LLAMA_FACTS = (
             quote="Qwen3Model、MixtralModel、DeepseekV3Model 的顶层结构与此相同,只是把 LlamaLayer 换成对应的 Layer",
             says=f"{family}Model has LlamaModel's parts at its top: embed_tokens, layers, norm, rotary_emb",
             check=lambda family=family: top_level(family) == top_level("Llama") == PARTS,
-            rows=("M4",),
         )
         for family in ("Qwen3", "Mixtral", "DeepseekV3")
     ),
@@ -441,7 +413,6 @@ LLAMA_FACTS = (
         check=lambda: (default("DeepseekV3", "num_hidden_layers"), default("DeepseekV3", "hidden_size"))
         == (hub_config("DeepSeek-V3")["num_hidden_layers"], hub_config("DeepSeek-V3")["hidden_size"])
         == (61, 7168),
-        rows=("M4",),
     ),
     Fact(
         id="deepseek-no-mtp",
@@ -454,7 +425,6 @@ LLAMA_FACTS = (
             now="MtpModel makes num_mtp_layers of them beside the model, and generate(use_mtp=True) drafts with them",
             check=lambda: mtp_layers() == default("DeepseekV3", "num_mtp_layers") == 1,
         ),
-        rows=("M4",),
     ),
     Fact(
         id="deepseek-model-no-mtp",
@@ -464,7 +434,6 @@ LLAMA_FACTS = (
         check=lambda: len((net := model("DeepseekV3", "ForCausalLM")).model.layers) == 3
         and {name.split(".")[0] for name, _ in net.named_parameters()} == {"model", "lm_head"}
         and not any("mtp" in name.lower() or "eh_proj" in name for name, _ in net.named_modules()),
-        rows=("M4",),
     ),
 )
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}

@@ -144,7 +144,6 @@ MOE_FACTS = (
         quote="p = Softmax(LinearRouter(x)) … w, idx = TopK(p, k=2) … w = w / Sum(w)",
         says="MixtralSparseMoeBlock weighs the top k experts by their renormalised probabilities",
         check=mixtral_moe,
-        rows=("F3",),
     ),
     Fact(
         id="mixtral-experts",
@@ -152,7 +151,6 @@ MOE_FACTS = (
         quote="n_experts=8",
         says="Mixtral has 8 experts and chooses 2",
         check=defaults("Mixtral", num_local_experts=8, num_experts_per_tok=2),
-        rows=("F3",),
     ),
     Fact(
         id="moe-tokens-apart",
@@ -160,7 +158,6 @@ MOE_FACTS = (
         quote="x 先被展平为 (batch*seq, d_model),每个 token 独立选专家",
         says="Each token chooses its experts independently of the others",
         check=tokens_apart,
-        rows=("F3",),
     ),
     Fact(
         id="mixtral-router",
@@ -168,7 +165,6 @@ MOE_FACTS = (
         quote="LinearRouter: MixtralTopKRouter,d_model -> n_experts,没有 bias",
         says="The router maps d_model to n_experts and has no bias",
         check=lambda: [tuple(p.shape) for p in moe_seen().module.gate.parameters()] == [(6, 24)],
-        rows=("F3",),
     ),
     Fact(
         id="mixtral-router-class",
@@ -184,7 +180,6 @@ MOE_FACTS = (
         quote="训练时可以对输入加 router_jitter_noise",
         says="router_jitter_noise disturbs the input while training, and only then",
         check=jitter,
-        rows=("F3",),
     ),
     Fact(
         id="expert-is-gated-ffn",
@@ -192,7 +187,6 @@ MOE_FACTS = (
         quote="每个专家都是一个 GatedFFN",
         says="Each expert is a GatedFFN: with one chosen of all, the block gives that expert's output",
         check=one_expert,
-        rows=("F3",),
     ),
     Fact(
         id="experts-stacked",
@@ -208,7 +202,6 @@ MOE_FACTS = (
             now="each expert is a module of its own, with w1, w3 and w2",
             check=lambda: len(moe_seen().module.experts) == 6,
         ),
-        rows=("F3",),
     ),
     Fact(
         id="experts-eager-loop",
@@ -216,7 +209,6 @@ MOE_FACTS = (
         quote="前向时只遍历被选中的专家,用 index_add_ 把结果累加回去",
         says="HF's eager experts visit those that were chosen, and add up with index_add_",
         check=lambda: eager_loop("eager"),
-        rows=("F3",),
     ),
     Fact(
         id="experts-default-loop",
@@ -236,7 +228,6 @@ MOE_FACTS = (
         quote="先 Softmax 再 TopK 再归一化,等价于先 TopK 再对选中的 logits 做 Softmax",
         says="Softmax, top-k, renormalise equals top-k, softmax of the chosen logits",
         check=softmax_and_topk,
-        rows=("F3",),
     ),
     Fact(
         id="aux-loss-function",
@@ -244,7 +235,6 @@ MOE_FACTS = (
         quote="由 load_balancing_loss_func 计算负载均衡辅助损失",
         says="load_balancing_loss_func computes the auxiliary loss (asked for: output_router_logits)",
         check=aux_loss_is_the_functions,
-        rows=("F3",),
     ),
     Fact(
         id="aux-loss-added",
@@ -252,7 +242,6 @@ MOE_FACTS = (
         quote="乘 router_aux_loss_coef 加到总 loss",
         says="It is multiplied by router_aux_loss_coef and added to the loss",
         check=aux_loss_added,
-        rows=("F3",),
     ),
     Fact(
         id="aux-loss-in-training",
@@ -266,7 +255,6 @@ MOE_FACTS = (
             and losses(True).aux_loss is None
             and losses(False, output_router_logits=True).aux_loss is not None,
         ),
-        rows=("F3",),
     ),
 )
 
@@ -431,7 +419,6 @@ DEEPSEEK_FACTS = (
         says="DeepseekV3MoE computes what is written, negative correction biases included",
         check=deepseek_moe,
         changed=Changed(**SINCE_INF),
-        rows=("F4",),
     ),
     *(
         Fact(
@@ -440,7 +427,6 @@ DEEPSEEK_FACTS = (
             quote=quote,
             says=f"DeepSeek-V3's {name} is {value} by default",
             check=defaults("DeepseekV3", **{name: value}),
-            rows=("F4",),
         )
         for name, value, quote in (
             ("n_routed_experts", 256, "as (tokens, n_routed=256)"),
@@ -460,7 +446,6 @@ DEEPSEEK_FACTS = (
         quote="打分用 Sigmoid 而不是 Softmax(scores = router_logits.sigmoid())",
         says="Scores are sigmoids, no softmax",
         check=sigmoid_scores,
-        rows=("F4",),
     ),
     Fact(
         id="correction-bias",
@@ -468,7 +453,6 @@ DEEPSEEK_FACTS = (
         quote="e_score_correction_bias,只影响选哪些专家,不影响专家的权重 w",
         says="e_score_correction_bias decides which experts, and not with what weight",
         check=bias_chooses_only,
-        rows=("F4",),
     ),
     Fact(
         id="correction-bias-no-gradient",
@@ -476,7 +460,6 @@ DEEPSEEK_FACTS = (
         quote="在梯度之外更新",
         says="It is no parameter, so that no gradient reaches it",
         check=bias_is_no_parameter,
-        rows=("F4",),
     ),
     Fact(
         id="correction-bias-updated",
@@ -488,7 +471,6 @@ DEEPSEEK_FACTS = (
             now="DeepSeek's own training does; transformers has nothing that would, and leaves it as it was loaded",
             check=lambda: torch.equal(*bias_after_training()),
         ),
-        rows=("F4",),
     ),
     Fact(
         id="aux-loss-free",
@@ -496,7 +478,6 @@ DEEPSEEK_FACTS = (
         quote="实现无辅助损失(aux-loss-free)的负载均衡",
         says="DeepSeek-V3 has no auxiliary loss, even where router logits are asked for",
         check=lambda: deepseek_aux_loss() is None,
-        rows=("F4",),
     ),
     Fact(
         id="group-scores",
@@ -505,7 +486,6 @@ DEEPSEEK_FACTS = (
         says="A group's score is the sum of its two highest, and no sum of all",
         check=group_scores,
         changed=Changed(**SINCE_INF),
-        rows=("F4",),
     ),
     Fact(
         id="group-limit",
@@ -514,7 +494,6 @@ DEEPSEEK_FACTS = (
         says="The experts of a token come from topk_group groups at most",
         check=gives(2, groups_per_token),
         changed=Changed(**SINCE_INF),
-        rows=("F4",),
     ),
     Fact(
         id="norm-topk",
@@ -523,7 +502,6 @@ DEEPSEEK_FACTS = (
         says="norm_topk_prob renormalises the chosen weights, which are then multiplied by 2.5",
         check=lambda: norm_topk(True) and norm_topk(False),
         changed=Changed(**SINCE_INF),
-        rows=("F4",),
     ),
     Fact(
         id="shared-expert",
@@ -531,7 +509,6 @@ DEEPSEEK_FACTS = (
         quote="共享专家:n_shared_experts=1,所有 token 都经过,与路由专家的结果直接相加",
         says="Every token passes the shared expert, whose output is added as it is",
         check=shared_expert,
-        rows=("F4",),
     ),
     Fact(
         id="fine-grained",
@@ -539,7 +516,6 @@ DEEPSEEK_FACTS = (
         quote="专家的 d_ff 为 moe_intermediate_size=2048,远小于 dense FFN 的 18432(细粒度专家)",
         says="An expert is 7168 -> 2048, a dense layer's FFN 7168 -> 18432",
         check=lambda: deepseek_widths() == (2048, 18432),
-        rows=("F4",),
     ),
 )
 

@@ -69,7 +69,6 @@ NORM_FACTS = (
         check=lambda: close(
             (norm := filled(nn.LayerNorm(12, eps=0.01)))(values("x", 3, 12) / 8), seed.layer_norm(values("x", 3, 12) / 8, norm)
         ),
-        rows=("N1",),
     ),
     Fact(
         id="rms-norm-formula",
@@ -77,7 +76,6 @@ NORM_FACTS = (
         quote="RMSNorm(x) = x * rsqrt(Mean(x^2) + eps) * weight",
         says="LlamaRMSNorm computes that, eps inside the root",
         check=llama_norm,
-        rows=("N1",),
     ),
     Fact(
         id="rms-norm-no-mean",
@@ -85,7 +83,6 @@ NORM_FACTS = (
         quote="RMSNorm 去掉了减均值和 bias",
         says="RMSNorm has no bias and takes off no mean: a constant added to x changes it (LayerNorm: not)",
         check=mean_matters,
-        rows=("N1",),
     ),
     Fact(
         id="rms-norm-float32",
@@ -93,7 +90,6 @@ NORM_FACTS = (
         quote="HF LlamaRMSNorm 先转 float32 计算,再转回原 dtype",
         says="LlamaRMSNorm computes in float32 and returns the dtype that it was given",
         check=widened,
-        rows=("N1",),
     ),
     Fact(
         id="rms-norm-t5",
@@ -101,7 +97,6 @@ NORM_FACTS = (
         quote="与 T5LayerNorm 等价",
         says="It equals T5LayerNorm, bit for bit in float32 and bfloat16",
         check=same_as_t5,
-        rows=("N1",),
     ),
     Fact(
         id="eps-torch",
@@ -109,7 +104,6 @@ NORM_FACTS = (
         quote="eps: PyTorch LayerNorm 默认 1e-5",
         says="torch's LayerNorm has eps 1e-5 by default",
         check=gives(1e-5, lambda: nn.LayerNorm(3).eps),
-        rows=("N1",),
     ),
     Fact(
         id="eps-bert",
@@ -118,7 +112,6 @@ NORM_FACTS = (
         says="BERT's eps is 1e-12, and its LayerNorms have it",
         check=lambda: default("Bert", "layer_norm_eps") == 1e-12
         and {m.eps for m in model("Bert").modules() if isinstance(m, nn.LayerNorm)} == {1e-12},
-        rows=("N1",),
     ),
     Fact(
         id="eps-llama",
@@ -126,7 +119,6 @@ NORM_FACTS = (
         quote="Llama 的 rms_norm_eps 为 1e-6",
         says="Llama's rms_norm_eps is 1e-6, and its norms have it",
         check=lambda: default("Llama", "rms_norm_eps") == 1e-6 and model("Llama").norm.variance_epsilon == 1e-6,
-        rows=("N1",),
     ),
     Fact(
         id="eps-llama-published",
@@ -138,7 +130,6 @@ NORM_FACTS = (
             now="that is the configuration's default (and Llama 1's); Llama 2 and 3 are published with 1e-5",
             check=lambda: {hub_config(name)["rms_norm_eps"] for name in LLAMAS} == {1e-5},
         ),
-        rows=("N1",),
     ),
 )
 

@@ -94,7 +94,6 @@ SINUSOIDAL_FACTS = (
         quote="加法式:只在输入处与 TokenEmbedding 相加一次,之后的层不再注入位置信息",
         says="The table is added to the embeddings once, at the input, and read no more",
         check=added_once,
-        rows=("P2",),
     ),
     Fact(
         id="sinusoid-not-learned",
@@ -104,7 +103,6 @@ SINUSOIDAL_FACTS = (
         check=lambda: not any(
             p.requires_grad for n, p in released("MarianModel")(model("Marian").config).named_parameters() if "positions" in n
         ),
-        rows=("P2",),
     ),
     Fact(
         id="sinusoid-wavelengths",
@@ -113,7 +111,6 @@ SINUSOIDAL_FACTS = (
         says="Wavelengths go from 2 pi to 10000^(1 - 2 / d_model) * 2 pi: towards 10000 * 2 pi as d_model grows",
         check=lambda: close(wavelengths()[0], 2 * math.pi, bar=1e-6)
         and close(wavelengths()[1], 10000 ** (1 - 2 / 24) * 2 * math.pi, bar=1e-6),
-        rows=("P1", "P2"),
     ),
     Fact(
         id="sinusoid-low-is-fast",
@@ -121,7 +118,6 @@ SINUSOIDAL_FACTS = (
         quote="低维变化快,区分相邻位置,高维变化慢,编码远距离",
         says="Low dimensions change fast from position to position, high ones slowly",
         check=lambda: bool(((marian_table(12)[1] - marian_table(12)[0]).diff() < 0).all()),
-        rows=("P2",),
     ),
     Fact(
         id="sinusoid-rotation",
@@ -129,7 +125,6 @@ SINUSOIDAL_FACTS = (
         quote="在pos+kpos + k 处的值等于pospos 处的值旋转角度kωik\\omega_i",
         says="PE(pos + k) is PE(pos), each pair turned by k w_i",
         check=rotation,
-        rows=("P1",),
     ),
     Fact(
         id="embed-scale",
@@ -137,7 +132,6 @@ SINUSOIDAL_FACTS = (
         quote="HF 中对应 embed_scale(scale_embedding=True 时启用)",
         says="HF multiplies embeddings by sqrt(d_model) with scale_embedding=True, and else by 1",
         check=lambda: close(scaled_embedding(True), 24**0.5, bar=1e-6) and close(scaled_embedding(False), 1.0, bar=1e-6),
-        rows=("P2",),
     ),
     Fact(
         id="torch-no-positions",
@@ -145,7 +139,6 @@ SINUSOIDAL_FACTS = (
         quote="PyTorch nn 中没有内置位置编码(nn.Transformer 不包含)",
         says="torch.nn has no position encoding, and its Transformer cannot tell the order of tokens",
         check=no_torch_positions,
-        rows=("P1",),
     ),
     Fact(
         id="marian-halves",
@@ -153,7 +146,6 @@ SINUSOIDAL_FACTS = (
         quote="它不交错排列,而是把 sin 放在前一半、cos 放在后一半",
         says="Marian's table has all sines in its first half and all cosines in its second",
         check=halves,
-        rows=("P2",),
     ),
     Fact(
         id="marian-frozen",
@@ -161,7 +153,6 @@ SINUSOIDAL_FACTS = (
         quote="并作为冻结的 nn.Embedding(_freeze=True)",
         says="It is a frozen nn.Embedding",
         check=frozen,
-        rows=("P2",),
     ),
     Fact(
         id="marian-by-position",
@@ -169,7 +160,6 @@ SINUSOIDAL_FACTS = (
         quote="按 position_ids 查表",
         says="It is looked up by position, counted on from the cache",
         check=by_position,
-        rows=("P2",),
     ),
 )
 
@@ -231,7 +221,6 @@ LEARNED_FACTS = (
         quote="就是一个 nn.Embedding(max_position_embeddings, d_model),与 TokenEmbedding 一样随模型训练",
         says="GPT-2's is an nn.Embedding(max_position_embeddings, d_model) that is trained",
         check=lambda: learned("GPT2", "wpe"),
-        rows=("P3",),
     ),
     Fact(
         id="learned-bert",
@@ -239,7 +228,6 @@ LEARNED_FACTS = (
         quote="GPT-2、BERT 使用的可学习绝对位置编码",
         says="So is BERT's",
         check=lambda: learned("Bert", "embeddings.position_embeddings"),
-        rows=("P3",),
     ),
     Fact(
         id="learned-offset",
@@ -247,7 +235,6 @@ LEARNED_FACTS = (
         quote="有 KV Cache 时从已缓存的长度开始,即 GPT-2 中的 arange(seq) + past_seen_tokens",
         says="Positions are 0, 1, … and start at the cached length over a cache",
         check=gives([[0, 1, 2, 3, 4], [5, 6]], gpt2_positions),
-        rows=("P3",),
     ),
     Fact(
         id="gpt2-1024",
@@ -255,7 +242,6 @@ LEARNED_FACTS = (
         quote="GPT-2 为 1024",
         says="GPT-2 has 1024 positions, and a further one is an error",
         check=lambda: default("GPT2", "n_positions") == 1024 and too_long("GPT2", "n_positions"),
-        rows=("P3",),
     ),
     Fact(
         id="bert-512",
@@ -263,7 +249,6 @@ LEARNED_FACTS = (
         quote="BERT 为 512",
         says="BERT has 512 positions, and a further one is an error",
         check=lambda: default("Bert", "max_position_embeddings") == 512 and too_long("Bert", "max_position_embeddings"),
-        rows=("P3",),
     ),
     Fact(
         id="bert-three-embeddings",
@@ -271,7 +256,6 @@ LEARNED_FACTS = (
         quote="BERT 还会再加 TokenTypeEmbedding,求和之后接 LayerNorm",
         says="BERT adds TokenTypeEmbedding as well, and norms the sum",
         check=bert_sum,
-        rows=("P3", "M2"),
     ),
     Fact(
         id="additive-expansion",
@@ -279,7 +263,6 @@ LEARNED_FACTS = (
         quote="内容与绝对位置混在一起",
         says="Added positions enter scores as absolute ones: a shift changes GPT-2's attention, and not Llama's",
         check=lambda: shifted("GPT2") > 0.01 and shifted("Llama") < 1e-9,
-        rows=("P3",),
     ),
 )
 

@@ -65,8 +65,6 @@ class Fact:
     says: str
     check: Check
     changed: Changed | None = None
-    rows: tuple[str, ...] = ()
-    """Rows of the seeds' list that it belongs to, beside C1."""
 
 
 @dataclass(frozen=True)

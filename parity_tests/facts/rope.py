@@ -130,7 +130,6 @@ ROPE_FACTS = (
         quote="RoPE(x) = x * Cos(pos * inv_freq) … + RotateHalf(x) * Sin(pos * inv_freq)",
         says="HF's apply_rotary_pos_emb computes x * cos + RotateHalf(x) * sin",
         check=lambda: close(hf_rope(values("x", 1, 2, 5, 8)), seed.rope_at(values("x", 1, 2, 5, 8))),
-        rows=("P4",),
     ),
     Fact(
         id="inv-freq",
@@ -138,7 +137,6 @@ ROPE_FACTS = (
         quote="inv_freq = 1 / theta^(Arange(0, d_k, 2) / d_k)",
         says="LlamaRotaryEmbedding's inv_freq is 1 / theta^(2i / d_k), as (d_k / 2,)",
         check=lambda: close(model("Llama").rotary_emb.inv_freq, seed.inv_freq(10000.0, 6), bar=1e-6),
-        rows=("P4",),
     ),
     Fact(
         id="inv-freq-twice",
@@ -149,7 +147,6 @@ ROPE_FACTS = (
             table.shape == (1, 5, 6) and torch.equal(table[..., :3], table[..., 3:])
             for table in watch(model("Llama"), "layers.0.self_attn", input_ids=ids(5))[0].kwargs["position_embeddings"]
         ),
-        rows=("P4",),
     ),
     Fact(
         id="rotate-half",
@@ -157,7 +154,6 @@ ROPE_FACTS = (
         quote="RotateHalf(x) = Cat(-x[..., d_k/2:], x[..., :d_k/2])",
         says="HF's rotate_half is Cat(-second half, first half)",
         check=lambda: torch.equal(internals("Llama").rotate_half(values("x", 2, 8)), seed.rotate_half(values("x", 2, 8))),
-        rows=("P4",),
     ),
     Fact(
         id="rope-arrows",
@@ -165,7 +161,6 @@ ROPE_FACTS = (
         quote="q'_m \\cdot k'_n = |q||k|\\cos(\\varphi + (m-n)\\theta)",
         says="In the plane q'_m . k'_n = |q||k| cos(phi + (m - n) theta)",
         check=turned_arrows,
-        rows=("P4",),
     ),
     Fact(
         id="rope-relative",
@@ -173,7 +168,6 @@ ROPE_FACTS = (
         quote="只依赖相对位置m−nm-n,与mm、nn 各自的取值无关",
         says="Scores depend on m - n alone",
         check=relative_only,
-        rows=("P4",),
     ),
     Fact(
         id="rope-pairs",
@@ -181,7 +175,6 @@ ROPE_FACTS = (
         quote="把 d_k 维拆成 d_k/2 对,每一对看成一个平面各自旋转",
         says="Each of the d_k / 2 pairs turns by itself, the i-th by m theta^(-2i / d_k)",
         check=pairs_apart,
-        rows=("P4",),
     ),
     Fact(
         id="rope-first-fast",
@@ -190,7 +183,6 @@ ROPE_FACTS = (
         says="The first pairs turn fast, the last slowly",
         check=lambda: bool((model("Llama").rotary_emb.inv_freq.diff() < 0).all())
         and model("Llama").rotary_emb.inv_freq[0] == 1,
-        rows=("P4",),
     ),
     Fact(
         id="rope-not-on-v",
@@ -198,7 +190,6 @@ ROPE_FACTS = (
         quote="只作用于 Q 和 K,不作用于 V",
         says="RoPE acts on Q and K and not on V: cached values are v_proj(x), at any position",
         check=values_unturned,
-        rows=("P4",),
     ),
     Fact(
         id="rope-matrix",
@@ -206,7 +197,6 @@ ROPE_FACTS = (
         quote="写成整个向量的矩阵乘法是一个绝大部分为 0 的 d_k×d_k 分块对角矩阵",
         says="It is a d_k x d_k matrix of rotations with 2 d_k entries that are not 0",
         check=block_matrix,
-        rows=("P4",),
     ),
     Fact(
         id="rope-quarter-turn",
@@ -216,7 +206,6 @@ ROPE_FACTS = (
         check=lambda: torch.equal(
             internals("Llama").rotate_half(internals("Llama").rotate_half(values("x", 8))), -values("x", 8)
         ),
-        rows=("P4",),
     ),
     Fact(
         id="rope-halves",
@@ -224,7 +213,6 @@ ROPE_FACTS = (
         quote="HF 让第ii 维与第i+dk/2i + d_k/2 维配对(GPT-NeoX 风格)",
         says="HF pairs dimension i with i + d_k / 2",
         check=lambda: at(torch.eye(8, dtype=torch.float64)[1], 3).nonzero().flatten().tolist() == [1, 5],
-        rows=("P4",),
     ),
     Fact(
         id="rope-every-two",
@@ -232,7 +220,6 @@ ROPE_FACTS = (
         quote="对应的 R 为 Stack(-x[..., 1::2], x[..., ::2])(rotate_every_two),也可以写成复数乘法",
         says="With adjacent pairs R is Stack(-x[1::2], x[::2]), and the whole a product of complex numbers",
         check=complex_form,
-        rows=("P4",),
     ),
     Fact(
         id="deepseek-interleave",
@@ -240,7 +227,6 @@ ROPE_FACTS = (
         quote="DeepSeek-V3 的 rope_interleave=True 即使用相邻配对",
         says="DeepSeek-V3 has rope_interleave=True and turns adjacent pairs",
         check=lambda: default("DeepseekV3", "rope_interleave") is True and deepseek_pairs(),
-        rows=("P4",),
     ),
     Fact(
         id="rope-permutation",
@@ -248,7 +234,6 @@ ROPE_FACTS = (
         quote="所以 HF 转换 Llama 权重时对 q_proj/k_proj 的输出维度做了一次置换",
         says="Both pairings score alike once the outputs of q_proj and k_proj are permuted",
         check=permuted_weights,
-        rows=("P4",),
     ),
     Fact(
         id="theta-llama-2",
@@ -257,7 +242,6 @@ ROPE_FACTS = (
         says="rope_theta is 10000 by default, as Llama 1 and 2 have it",
         check=lambda: theta(released("LlamaConfig")()) == 10000
         and theta(released("LlamaConfig")(**hub_config("Llama-2-7b-hf"))) == 10000,
-        rows=("P4",),
     ),
     Fact(
         id="theta-llama-3",
@@ -269,7 +253,6 @@ ROPE_FACTS = (
             seed.inv_freq(500000.0, 6),
             bar=1e-6,
         ),
-        rows=("P4",),
     ),
     Fact(
         id="rope-once-a-model",
@@ -277,7 +260,6 @@ ROPE_FACTS = (
         quote="cos/sin 在 Model 层由 LlamaRotaryEmbedding 计算一次,作为 position_embeddings 传给每一层",
         says="cos and sin are computed once in the model, and every layer gets the same",
         check=once_a_model,
-        rows=("P4", "M4"),
     ),
     Fact(
         id="rope-cached-rotated",
@@ -285,7 +267,6 @@ ROPE_FACTS = (
         quote="KV Cache 中存的是旋转之后的 K",
         says="The cache holds keys after their rotation: at other positions it holds others",
         check=keys_turned,
-        rows=("P4", "G1"),
     ),
     Fact(
         id="learned-once",
@@ -299,7 +280,6 @@ ROPE_FACTS = (
                 watch(model("Bert"), "embeddings.position_embeddings", input_ids=ids(5))[0].times,
             ],
         ),
-        rows=("P3",),
     ),
     Fact(
         id="rope-every-layer",
@@ -307,7 +287,6 @@ ROPE_FACTS = (
         quote="RoPE 在每一层的 attention 里都要施加",
         says="RoPE is applied in the attention of every layer",
         check=gives(3, in_every_layer),
-        rows=("P4",),
     ),
 )
 

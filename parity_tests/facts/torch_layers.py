@@ -133,7 +133,6 @@ ENCODER_FACTS = (
         quote="norm_first=False(默认,Post-LN,即原论文结构)",
         says="By default torch's encoder layer is post-LN: LayerNorm(x + MHA(x)), LayerNorm(z + FFN(z))",
         check=lambda: signature_defaults(nn.TransformerEncoderLayer, "norm_first") == [False] and encoder_layer(False),
-        rows=("L1",),
     ),
     Fact(
         id="encoder-pre-ln",
@@ -141,7 +140,6 @@ ENCODER_FACTS = (
         quote="norm_first=True(Pre-LN)",
         says="With norm_first=True it is pre-LN: x + MHA(LayerNorm(x)), z + FFN(LayerNorm(z))",
         check=lambda: encoder_layer(True),
-        rows=("L1",),
     ),
     Fact(
         id="encoder-dropouts",
@@ -149,7 +147,6 @@ ENCODER_FACTS = (
         quote="z = LayerNorm(x + Dropout(MHA(x))) y = LayerNorm(z + Dropout(FFN(z)))",
         says="Both sublayers' outputs pass a dropout before they are added",
         check=encoder_dropouts,
-        rows=("L1",),
     ),
     Fact(
         id="encoder-mha-dropout",
@@ -158,7 +155,6 @@ ENCODER_FACTS = (
         says="Its MHA is nn.MultiheadAttention, to which the layer's dropout is handed on",
         check=lambda: isinstance((a := nn.TransformerEncoderLayer(12, 3, 20, dropout=0.3).self_attn), nn.MultiheadAttention)
         and a.dropout == 0.3,
-        rows=("L1",),
     ),
     Fact(
         id="encoder-no-causal-mask",
@@ -166,7 +162,6 @@ ENCODER_FACTS = (
         quote="默认没有 CausalMask,需要通过 src_mask / is_causal 传入",
         says="It has no CausalMask by default; src_mask brings one in",
         check=encoder_is_open,
-        rows=("L1",),
     ),
     Fact(
         id="encoder-is-causal-alone",
@@ -179,7 +174,6 @@ ENCODER_FACTS = (
             check=lambda: hint_ignored("encoder"),
             package="torch",
         ),
-        rows=("L1",),
     ),
     Fact(
         id="encoder-defaults",
@@ -187,7 +181,6 @@ ENCODER_FACTS = (
         quote="dim_feedforward=2048、dropout=0.1",
         says="dim_feedforward is 2048 and dropout 0.1 by default",
         check=gives([2048, 0.1], lambda: signature_defaults(nn.TransformerEncoderLayer, "dim_feedforward", "dropout")),
-        rows=("L1",),
     ),
     Fact(
         id="encoder-width-defaults",
@@ -201,7 +194,6 @@ ENCODER_FACTS = (
             and signature_defaults(nn.Transformer, "d_model", "nhead") == [512, 8],
             package="torch",
         ),
-        rows=("L1",),
     ),
     Fact(
         id="encoder-batch-second",
@@ -210,7 +202,6 @@ ENCODER_FACTS = (
         says="batch_first is False by default, which means (seq, batch, d_model)",
         check=lambda: signature_defaults(nn.TransformerEncoderLayer, "batch_first") == [False]
         and moved(lambda x: filled(nn.TransformerEncoderLayer(12, 3, 20))(x), values("x", 4, 3, 12), 1) == [False, True, False],
-        rows=("L1",),
     ),
     Fact(
         id="pre-ln-identity",
@@ -218,7 +209,6 @@ ENCODER_FACTS = (
         quote="Pre-LN 的残差路径是恒等映射",
         says="Pre-LN's residual path is the identity, and post-LN's is not",
         check=lambda: residual_is_identity(True) and not residual_is_identity(False),
-        rows=("L1",),
     ),
 )
 
@@ -239,7 +229,6 @@ DECODER_FACTS = (
         quote="z2 = LayerNorm(z1 + Dropout(MHA(z1, memory)))",
         says="By default torch's decoder layer is post-LN, in the order written",
         check=lambda: signature_defaults(nn.TransformerDecoderLayer, "norm_first") == [False] and decoder_layer(False),
-        rows=("L2",),
     ),
     Fact(
         id="decoder-pre-ln",
@@ -247,7 +236,6 @@ DECODER_FACTS = (
         quote="z2 = z1 + Dropout(MHA(LayerNorm(z1), memory))",
         says="With norm_first=True it is pre-LN, in the order written; the memory is not normed again",
         check=lambda: decoder_layer(True),
-        rows=("L2",),
     ),
     Fact(
         id="decoder-tgt-mask",
@@ -255,7 +243,6 @@ DECODER_FACTS = (
         quote="CausalMask 需要调用者传入 tgt_mask(可由 nn.Transformer.generate_square_subsequent_mask 生成)",
         says="The caller has to bring the CausalMask in, as tgt_mask",
         check=decoder_is_open,
-        rows=("L2",),
     ),
     Fact(
         id="decoder-is-causal-alone",
@@ -268,7 +255,6 @@ DECODER_FACTS = (
             check=lambda: hint_ignored("decoder"),
             package="torch",
         ),
-        rows=("L2",),
     ),
     Fact(
         id="decoder-names",
@@ -278,7 +264,6 @@ DECODER_FACTS = (
         check=lambda: {"self_attn", "multihead_attn", "linear1", "linear2"}
         | {f"{part}{i}" for part in ("norm", "dropout") for i in (1, 2, 3)}
         == {name for name, _ in nn.TransformerDecoderLayer(12, 3, 20).named_children()} - {"dropout"},
-        rows=("L2",),
     ),
 )
 

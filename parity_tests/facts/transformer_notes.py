@@ -104,7 +104,6 @@ BASICS = (
         quote="输入向量 = 初始化 Word Embedding + 位置编码 Position Embedding",
         says="The input is word embedding + position embedding (GPT-2)",
         check=gpt2_input,
-        rows=("P3",),
     ),
     Fact(
         id="qkv-initialisation",
@@ -112,7 +111,6 @@ BASICS = (
         quote="QKV 的初始化通常使用 Xavier 初始化或正态分布",
         says="Q, K and V begin as Xavier has it (torch) or as a normal distribution (HF: 0.02)",
         check=initial,
-        rows=("A1",),
     ),
     Fact(
         id="own-key",
@@ -125,7 +123,6 @@ BASICS = (
             check=lambda: bool((one_head()[0](*[one_head()[1]] * 3)[1].diagonal(dim1=1, dim2=2) > 0).all()),
             package="torch",
         ),
-        rows=("A1",),
     ),
     Fact(
         id="scale-by-embedding",
@@ -138,7 +135,6 @@ BASICS = (
             check=lambda: divided_by(4),
             package="torch",
         ),
-        rows=("A1",),
     ),
     Fact(
         id="probabilities-sum",
@@ -146,7 +142,6 @@ BASICS = (
         quote="进行一个softmax标准化，使得概率和为1",
         says="After softmax a token's weights add up to 1",
         check=lambda: close(one_head()[0](*[one_head()[1]] * 3)[1].sum(-1), torch.ones(1, 4)),
-        rows=("A1",),
     ),
     Fact(
         id="attention-without-scale",
@@ -159,7 +154,6 @@ BASICS = (
             check=lambda: unscaled(scale=1.0),
             package="torch",
         ),
-        rows=("A1",),
     ),
     Fact(
         id="heads-concatenated",
@@ -167,7 +161,6 @@ BASICS = (
         quote="先每个head分别计算出一个\\(b_{i,h}\\)，随后进行多头注意力输出的拼接",
         says="Each head computes its b_(i,h), as [d_model / H]; they are concatenated, then multiplied by W^O",
         check=heads_in_parallel,
-        rows=("A1",),
     ),
     Fact(
         id="out-mixes-heads",
@@ -175,7 +168,6 @@ BASICS = (
         quote="我们需要 一个额外的线性变换进行信息融合",
         says="Without W^O a feature of the output comes of one head alone",
         check=unmixed_without_out,
-        rows=("A1",),
     ),
     Fact(
         id="norm-standardises",
@@ -183,7 +175,6 @@ BASICS = (
         quote="将数据转换为均值为 0，方差为 1",
         says="Norms make mean 0 and variance 1, as long as eps and the weights are left aside",
         check=lambda: standard(normed(nn.LayerNorm(12), TOKENS), 1) and standard(normed(nn.BatchNorm1d(12), TOKENS), 0),
-        rows=("N1",),
     ),
     Fact(
         id="layer-norm-axis",
@@ -192,7 +183,6 @@ BASICS = (
         says="LayerNorm norms all features of one word (of one sample N): no other word matters",
         check=lambda: standard(normed(nn.LayerNorm([3, 5, 6]), IMAGES), 1, 2, 3)
         and torch.equal(normed(nn.LayerNorm(12), TOKENS)[:1], normed(nn.LayerNorm(12), TOKENS[:1])),
-        rows=("N1",),
     ),
     Fact(
         id="batch-norm-axis",
@@ -201,7 +191,6 @@ BASICS = (
         says="BatchNorm norms one feature (channel C) over all words: the others matter",
         check=lambda: standard(normed(nn.BatchNorm2d(3), IMAGES), 0, 2, 3)
         and not torch.allclose(normed(nn.BatchNorm1d(12), TOKENS)[:5], normed(nn.BatchNorm1d(12), TOKENS[:5]), rtol=0.1),
-        rows=("N1",),
     ),
 )
 
@@ -267,7 +256,6 @@ STRUCTURE = (
         quote="多个 Block 叠加后，最终生成 编码信息矩阵 C，这一矩阵会被 Decoder 进一步利用",
         says="Encoder blocks take and give (seq, d_model), and are stacked",
         check=stackable,
-        rows=("M1",),
     ),
     Fact(
         id="decoder-blocks-share-memory",
@@ -275,7 +263,6 @@ STRUCTURE = (
         quote="Self-Attention 的 K, V 矩阵不是使用 上一个 Decoder block 的输出计算的，而是使用 Encoder 的编码信息矩阵 C 计算的",
         says="In every decoder block the second MHA has its K and V from the encoder's output",
         check=one_memory,
-        rows=("M1", "L2"),
     ),
     Fact(
         id="mask-before-softmax",
@@ -283,7 +270,6 @@ STRUCTURE = (
         quote="QK计算 -> Mask -> Softmax -> V计算",
         says="The order is Q K, mask, softmax, V",
         check=mask_before_softmax,
-        rows=("A1",),
     ),
     Fact(
         id="head-weight",
@@ -291,7 +277,6 @@ STRUCTURE = (
         quote="\\(W\\) 的形状：\\(R^{V×d_{model}}\\)",
         says="The last Linear's W is (V, d_model)",
         check=gives((37, 24), lambda: tuple(model("Llama", "ForCausalLM").lm_head.weight.shape)),
-        rows=("M4",),
     ),
     Fact(
         id="head-bias",
@@ -306,7 +291,6 @@ STRUCTURE = (
             and not biases(model("Llama", "ForCausalLM").lm_head),
             package="torch",
         ),
-        rows=("M1", "M4"),
     ),
     Fact(
         id="logits-shape",
@@ -314,7 +298,6 @@ STRUCTURE = (
         quote="\\(Z\\) 的形状：\\(R^{L×V}\\)",
         says="The logits are (L, V)",
         check=gives((1, 5, 37), lambda: tuple(run(model("Llama", "ForCausalLM"), input_ids=ids(5)).logits.shape)),
-        rows=("M4",),
     ),
     Fact(
         id="greedy-choice",
@@ -322,7 +305,6 @@ STRUCTURE = (
         quote="Decoder 选择概率最高的单词作为输出，不断迭代",
         says="Unless told otherwise generate takes the most probable word, again and again",
         check=lambda: generated(net := model("Llama", "ForCausalLM"), 6, eos_token_id=None) == greedy(net, 6),
-        rows=("G1",),
     ),
     Fact(
         id="stops-at-eos",
@@ -330,7 +312,6 @@ STRUCTURE = (
         quote="直到生成结束标记（<EOS>）",
         says="It stops once that is the end-of-sequence token",
         check=stops_at_end,
-        rows=("G1",),
     ),
 )
 

@@ -112,6 +112,10 @@ def nothing_kept(result: Any, self: Any, keys: Tensor, values: Tensor, *args: An
     return keys, values
 
 
+def shortened(result: Any, *args: Any) -> Any:
+    return result[:, :-1] if isinstance(result, Tensor) else result
+
+
 def dropped(result: Any, *args: Any) -> Any:
     """A model whose last states, or logits, are of another scale."""
     for name in ("last_hidden_state", "logits"):
@@ -160,7 +164,7 @@ FAULTS: Mapping[str, Plant] = {
     "conv1d of torch": of_torch("conv1d", scaled),
     "conv2d": of_torch("conv2d", scaled),
     "fourier": of_module(torch.fft, "fftn", scaled),
-    "generate": of_class(transformers.GenerationMixin, "generate", lambda ids, *_: ids[:, :-1] if isinstance(ids, Tensor) else ids),
+    "generate": of_class(transformers.GenerationMixin, "generate", shortened),
     "multi-head attention": of_class(nn.MultiheadAttention, "forward", scaled),
     "mask of torch": of_module(nn.Transformer, "generate_square_subsequent_mask", lambda mask, *_: torch.zeros_like(mask)),
     "transformer": of_class(nn.Transformer, "forward", scaled),

@@ -39,6 +39,7 @@ ATTENTION = (
                 "torch_layers.attention_in_training/*",
             ),
             item("A1.gradients", "its gradients", "torch_layers.gradients_of_attention/self-*"),
+            item("A1.flash", "as the flash kernel gives it", "other_forms.flash_attention_is_softmax_attention/*"),
             item(
                 "A1.no-order",
                 "without positions it knows no order",
@@ -179,6 +180,7 @@ NETWORKS = (
             ),
             item("F1.gelu", "the erf GELU, as BERT's", "blocks.block/bert/*/ffn.{dropout,out_proj}"),
             item("F1.gelu-tanh", "the tanh GELU, as GPT-2's", "blocks.block/gpt2/*/ffn"),
+            item("F1.simple-mlp", "SimpleMLP, as R2 prints it", "mini_llama.simple_mlp_is_the_ffn_that_r2_prints"),
             item(
                 "F1.dropout",
                 "where each dropout sits",
@@ -349,6 +351,9 @@ POSITIONS = (
             item("P3.gpt2", "as GPT-2's", "blocks.block/gpt2/*/positions"),
             item("P3.bert", "as BERT's, beside token types", "blocks.block/bert/*/embed.positions"),
             item("P3.bart", "as BART's, which begins at 2", "blocks.block/bart/*/{encoder,decoder}.embedded"),
+            item(
+                "P3.four-terms", "scores of added positions have four terms", "other_forms.scores_of_added_positions_*"
+            ),
             item("P3.cache", "positions go on from the cache", "learned_positions.positions_go_on_from_the_cache*"),
             item(
                 "P3.past-the-table",
@@ -423,8 +428,12 @@ LAYERS = (
             item("T2.package", "as mlp-mixer-pytorch's", "package_twins.mixer_layer*"),
             item("T2.length", "another length is a clear error", "package_twins.a_mixer_of_another_length_*"),
             item("T3.mixer", "the real part of a DFT over both axes, as FNet's", "blocks.block/fnet/*/mixer"),
+            item("T3.matrices", "as a product with two matrices", "other_forms.fnets_transform_is_a_product_*"),
             item("T3.odd", "of odd and prime lengths", "blocks.block/fnet/{odd,prime}/mixer"),
             item("T4.mixer", "pooling minus itself, as PoolFormer's", "blocks.block/poolformer/*/mixer"),
+            item("T4.loop", "by a loop", "other_forms.poolformers_mixer_by_a_loop*"),
+            item("T5.convolution", "RWKV as a causal convolution", "other_forms.rwkv_is_a_causal_convolution*"),
+            item("T5.cost", "and what each form costs a token", "other_forms.the_recurrence_costs_a_token_the_same_*"),
             item("T5.rwkv", "RWKV's TokenMixer and ChannelMixer", "blocks.block/rwkv/*/{time,channel}"),
             item("T5.rwkv-state", "and its state", "blocks.block/rwkv/*/time.{numerator,denominator,largest}"),
             item("T5.mamba", "Mamba's", "blocks.block/mamba/*/{mixer,mixer.memory}"),
@@ -444,6 +453,12 @@ LAYERS = (
             item("T6.own-network", "every token has its own network", "mixers.every_token_has_its_own_network"),
             item("T6.order", "the order is restored before the residual", "mixers.with_the_order_restored_*"),
             item("T7.equal", "as torch's convolution of one kernel", "mixers.separable_convolution/*"),
+            item("T7.block", "MobileNet's block, with norms and activations", "other_forms.mobilenets_block"),
+            item(
+                "T7.block-live",
+                "of which nothing may be left out",
+                "other_forms.a_departure_of_mobilenets_block_shows*",
+            ),
             item("T7.factors", "one part mixes tokens, the other channels", "mixers.the_depthwise_part_mixes_tokens_*"),
         ),
     ),

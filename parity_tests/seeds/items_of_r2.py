@@ -25,13 +25,25 @@ SECTIONS = (
         "R2",
         "1.2 多头注意力机制 MHA",
         ("attention:MHA",),
-        (item("A1.heads", "one head a head, as MHA without RoPE", "positions.one_key_head_*"),),
+        (
+            item("A1.heads", "several heads, each of its own keys", "positions.one_key_head_*"),
+            item(
+                "A1.plain",
+                "R2's class without its lines of RoPE",
+                "mini_llama.without_the_lines_of_rope_it_is_plain_mha*",
+            ),
+        ),
     ),
     Section(
         "R2",
         "1.4 层归一化 Layer Norm",
-        ("norm:LayerNorm",),
-        (item("N1.over-the-width", "over the width of each token", "torch_layers.encoder_layer/*"),),
+        ("norm:LayerNorm", "batch_norm:BatchNorm"),
+        (
+            item("N1.over-the-width", "over the width of each token", "torch_layers.encoder_layer/*"),
+            item("N1.batch-norm", "BatchNorm, as torch's, and what it remembers", "batch_norm.it_is_torchs/*"),
+            item("N1.batch-norm-live", "of which nothing may be left out", "batch_norm.a_departure_is_caught/*"),
+            item("N1.index", "one is the other, transposed", "batch_norm.its_index_is_the_channel_*"),
+        ),
     ),
     Section(
         "R2",
@@ -91,6 +103,9 @@ SECTIONS = (
         "3.2 Encoder/Decoder Only",
         ("models.t5:T5Model", "models.bart:BartModel"),
         (
+            item(
+                "M5.rank", "weights that look back alone have full rank", "other_forms.weights_that_look_back_alone_*"
+            ),
             item("M5.t5", "T5", "models.model/t5/*/logits", "layers.layer/t5/*/{encoder,decoder}.layer"),
             item("M5.relative-bias", "T5's relative bias", "blocks.block/t5/*/{encoder,decoder}.relative"),
             item("M5.bart", "BART", "models.model/bart/*/logits", "layers.layer/bart/*/{encoder,decoder}.layer"),
@@ -143,6 +158,9 @@ SECTIONS = (
                 "mini_llama.it_is_what_*",
                 "mini_llama.what_*_prints_goes_into_a_llama*",
             ),
+            item("M6.no-mask", "without a mask it looks ahead", "mini_llama.without_a_mask_it_looks_ahead"),
+            item("M6.defaults", "its defaults, and the shape that it prints", "mini_llama.the_shape_that_it_prints"),
+            item("M6.imports", "the import that its listing lacks", "mini_llama.an_import_is_missing_*"),
             item("M6.training", "training and gradients", "mini_llama.{gradients,training_reads_all_at_once_*}"),
             item("M6.steps", "step by step is one pass", "mini_llama.inference_step_by_step_*"),
             item("M6.writes", "it writes what Llama writes", "mini_llama.it_writes_what_llama_writes*"),
