@@ -1,0 +1,149 @@
+"""What a model loses on a text, by the kind of its head: the next token, a hidden one, or which piece stands beside which."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parity_tests.doctor.patient import Patient
+from parity_tests.doctor.statistics import entropy
+from parity_tests.doctor.text import Text, TextError
+
+LONGEST, SHORTEST, FEWEST = 256, 8, 64
+"""Tokens: the most and the least of a row, and the least of a text that a repair could be told from chance by."""
+SCREEN = 96
+"""Tokens that large models read with each repair; those that gain there read the rest."""
+
+
+class Reading(ABC):
+    """Rows of tokens, all of one length, and what is lost on them. The first half is for choosing, the second for confirming."""
+
+    unit = "token"
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+        half = len(rows) // 2
+        self.choose, self.confirm = rows[:half], rows[half:]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.rows.numel()
+
+    def screen(self, few: bool) -> Tensor:
+        """What all repairs are tried on: the half for choosing, or the beginnings of its rows."""
+        return self.choose[:, : max(SCREEN // len(self.choose), SHORTEST)] if few else self.choose
+
+    def losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+        """Nats (n,), one a token or a piece, in order."""
+        with torch.inference_mode():
+            return self._losses(model, rows)
+
+    @abstractmethod
+    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor: ...
+
+    def ignorant(self) -> float:
+        """What one loses who has learned nothing but how often each token occurs."""
+        return entropy(self.rows.flatten().tolist())
+
+    def cheats(self, model: nn.Module) -> bool:
+        """Whether a token's loss is made with what it is not to see."""
+        return False
+
+
+class NextToken(Reading):
+    """Of a decoder: -log p of each token after the first, by those before it."""
+
+    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+        logits = model(rows).float()
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+
+    def cheats(self, model: nn.Module) -> bool:
+        rows = self.choose[:1, : 2 * SHORTEST]
+        other = rows.clone()
+        other[:, SHORTEST:] = rows[:, SHORTEST:].flip(-1)
+        if torch.equal(rows, other):
+            return False
+        with torch.inference_mode():
+            before, after = (model(ids)[:, : SHORTEST - 1].float() for ids in (rows, other))
+        return not torch.allclose(before, after, rtol=1e-3, atol=1e-3)
+
+
+class HiddenToken(Reading):
+    """Of an encoder with the head of masked language modelling: -log p of tokens that are hidden, every seventh at a time."""
+
+    EVERY, PHASES = 7, (1, 3, 5)
+
+    def __init__(self, rows: Tensor, mask: int):
+        super().__init__(rows)
+        self.mask = mask
+
+    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+        slots, found = torch.arange(rows.shape[1]), []
+        for phase in self.PHASES:
+            hidden = slots % self.EVERY == phase
+            logits = model(rows.masked_fill(hidden, self.mask)).float()
+            found.append(F.cross_entropy(logits[:, hidden].flatten(0, 1), rows[:, hidden].flatten(), reduction="none"))
+        return torch.cat(found)
+
+
+class Neighbours(Reading):
+    """Of an encoder without a head: -log p that a piece of a passage is most like another piece of the same passage, by the cosine
+    of mean vectors. What is learned in training sentence encoders; Reimers and Gurevych 2019, Gao et al. 2021.
+    """
+
+    unit = "piece"
+    PIECE, TEMPERATURE = 12, 0.05
+
+    def screen(self, few: bool) -> Tensor:
+        return self.choose  # a piece is one number
+
+    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+        pieces = rows[:, : rows.shape[1] // self.PIECE * self.PIECE].unflatten(1, (-1, self.PIECE))  # as (r, p, s)
+        passage = torch.arange(len(rows)).repeat_interleave(pieces.shape[1])
+        y = F.normalize(model(pieces.flatten(0, 1)).float().mean(1), dim=-1)  # as (n, d)
+        scores = (y @ y.T / self.TEMPERATURE).fill_diagonal_(-math.inf)
+        same = passage[:, None] == passage
+        return scores.logsumexp(-1) - scores.masked_fill(~same, -math.inf).logsumexp(-1)
+
+    def ignorant(self) -> float:
+        each, n = self.rows.shape[1] // self.PIECE, len(self.choose)
+        return math.log((each * n - 1) / max(each - 1, 1))
+
+
+def reading_of(patient: Patient, text: Text) -> Reading | str:
+    """How a model of this family is read; or why it has no loss on a text. Errors: TextError."""
+    reads = patient.record.reads(patient.config)
+    if reads.source or reads.memory or not reads.vocab_size:
+        return "a model of this family answers to something else than the text itself"
+    rows = _rows(text.passages, reads.reach)
+    if int(rows.max()) >= reads.vocab_size:
+        raise TextError(f"{text.source}: token {int(rows.max())} is none of the model's {reads.vocab_size}")
+    if reads.causal:
+        return NextToken(rows)
+    if patient.headless():
+        return Neighbours(rows)
+    if text.mask is None:
+        return "which token hides others is not known; give its id by --mask"
+    return HiddenToken(rows, text.mask)
+
+
+def _rows(passages: Sequence[Sequence[int]], reach: int | None) -> Tensor:
+    """All in rows of one length, of which most of the tokens are kept, and four rows at least."""
+    n = sum(map(len, passages))
+    most = min(LONGEST, reach or LONGEST, n // 4)
+    widths = sorted({min(len(passage), most) for passage in passages} | {most, min(most, n // 8)}, reverse=True)
+    kept = {width: sum(len(passage) // width for passage in passages) for width in widths if width >= SHORTEST}
+    fit = {width: rows * width for width, rows in kept.items() if rows >= 4}
+    if not fit or max(fit.values()) < FEWEST:
+        raise TextError(f"the text has {n} tokens; a repair can be told from chance by {4 * FEWEST} or more")
+    width = max(fit, key=lambda width: fit[width])
+    cut = chain.from_iterable(
+        (passage[i : i + width] for i in range(0, len(passage) - width + 1, width)) for passage in passages
+    )
+    return torch.tensor(list(map(list, cut)))

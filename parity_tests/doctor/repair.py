@@ -1,0 +1,36 @@
+"""What a repair is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parity_tests.doctor.patient import Patient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """One mistake that a file may have, and how it is undone.
+
+    name: the mistake. so: what the file is then, said of it. apply: the repaired one. far: shows between tokens far apart, so
+    that few tokens cannot tell.
+    """
+
+    name: str
+    so: str
+    apply: Callable[[Patient], Patient]
+    far: bool = False
+
+    @property
+    def undone(self) -> str:
+        """How the report speaks of it."""
+        return f"*{self.name}* undone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure(Repair):
+    """A repair that only the reference can make, by departing from its family: no order of weights or key of the config says it."""
+
+    @property
+    def undone(self) -> str:
+        return f"the reference departing, *{self.name}*,"

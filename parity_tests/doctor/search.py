@@ -1,0 +1,173 @@
+"""Repairs are tried on few tokens, chosen on half of the text, confirmed on the other half; then again on what is repaired."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity_tests.doctor import departures, mapping, numbers, settings
+from parity_tests.doctor.patient import Patient
+from parity_tests.doctor.reading import Reading
+from parity_tests.doctor.repair import Repair
+from parity_tests.doctor.statistics import WORTH, Gain, gain
+
+LARGE = 50_000_000
+"""Parameters from which repairs are first tried on few tokens."""
+KEPT, BEGUN, MOST = 8, 3, 3
+"""How many repairs go on from the first trial; from how many a second is tried where one does not suffice; and how many steps."""
+LIVE = 1e-5
+"""Nats: a repair that changes no token's loss by more changes nothing here."""
+
+Track = Callable[[Sequence[Repair]], Iterable[Repair]]
+"""Hands on what it is given, and shows how far that is."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A repair and what the tokens of the half for choosing lose with it."""
+
+    repair: Repair
+    patient: Patient
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """A repair that was chosen. alike: others that cannot be told apart from it. loss: of all tokens, before and after."""
+
+    repair: Repair
+    alike: tuple[Repair, ...]
+    patient: Patient
+    gain: Gain
+    tried: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search came to. small: a gain that is sure, and not worth the name. tried: repairs in the first round."""
+
+    steps: tuple[Step, ...]
+    loss: float
+    tried: int
+    small: Step | None = None
+
+    @property
+    def best(self) -> float:
+        return self.steps[-1].after if self.steps else self.loss
+
+
+def all_repairs(patient: Patient) -> list[Repair]:
+    """Every repair that this model could need; those that can be written first."""
+    odd = [repair for oddity in numbers.oddities(patient) for repair in oddity.repairs]
+    return [*odd, *mapping.repairs(patient), *settings.repairs(patient), *departures.repairs(patient)]
+
+
+class Search:
+    """One search: of a patient, on a text."""
+
+    def __init__(self, reading: Reading, track: Track):
+        self.reading, self.track = reading, track
+
+    def run(self, patient: Patient) -> Found:
+        """The repairs, step by step, as long as one is worth the name."""
+        loss, steps, small, tried = self._loss(patient), [], None, 0
+        while len(steps) < MOST:
+            found = self._step(steps[-1].patient if steps else patient)
+            tried = tried or found[1]
+            if found[0] is None or not found[0].gain.worth:
+                small = found[0]
+                break
+            steps.append(found[0])
+        if not steps and loss >= self.reading.ignorant():
+            steps = self._pair(patient, loss)
+        return Found(tuple(steps), loss, tried, small if small and small.gain.sure else None)
+
+    def _loss(self, patient: Patient) -> float:
+        return float(self.reading.losses(patient.model(), self.reading.rows).mean())
+
+    def _losses(self, patient: Patient, rows: Tensor) -> Tensor | None:
+        """None where the model does not run."""
+        try:
+            return self.reading.losses(patient.model(), rows)
+        except RuntimeError:  # a departure that is of other shapes
+            return None
+
+    def _screened(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[list[Repair], int]:
+        """Those that go on, the most promising first, and how many do anything here."""
+        n = sum(t.numel() for t in patient.parameters.values())
+        rows = self.reading.screen(n > LARGE)
+        before = self.reading.losses(patient.model(), rows)
+        gains: list[tuple[float, Repair]] = []
+        for repair in self.track(repairs):
+            after = self._losses(repair.apply(patient), rows)
+            if after is None or not bool(after.isfinite().all()) or float((after - before).abs().max()) <= LIVE:
+                continue
+            gains.append((float((before - after).mean()), repair))
+        gains.sort(key=lambda pair: -pair[0])
+        best = [repair for gained, repair in gains if gained > 0][:KEPT]
+        return [*best, *(repair for _, repair in gains if repair.far and repair not in best)], len(gains)
+
+    def _tried(self, patient: Patient, repairs: Sequence[Repair]) -> Iterator[Tried]:
+        """On the whole half for choosing; without those whose gain is made with what a token is not to see."""
+        for repair in repairs:
+            repaired = repair.apply(patient)
+            model = repaired.model()
+            if not self.reading.cheats(model):
+                yield Tried(repair, repaired, self.reading.losses(model, self.reading.choose))
+
+    def _step(self, patient: Patient) -> tuple[Step | None, int]:
+        repairs, tried = self._screened(patient, all_repairs(patient))
+        found = list(self._tried(patient, repairs))
+        if not found:
+            return None, tried
+        return self._confirmed(patient, found, tried), tried
+
+    def _confirmed(self, patient: Patient, found: Sequence[Tried], tried: int) -> Step:
+        """The best of those that were tried, and those that are as good, on the other half of the text."""
+        best = min(found, key=lambda each: float(each.losses.mean()))
+        alike = [each for each in found if _as_good(each, best, tried)]
+        first = alike[0] if alike else best
+        for each in alike:  # one that can be written before one that cannot, else the best
+            if _rank(each) < _rank(first):
+                first = each
+        models = patient.model(), first.patient.model()
+        before, after = (self.reading.losses(model, self.reading.confirm) for model in models)
+        chosen = self.reading.losses(models[0], self.reading.choose)
+        return Step(
+            repair=first.repair,
+            alike=tuple(each.repair for each in alike if each is not first),
+            patient=first.patient,
+            gain=gain(before, after, tried),
+            tried=tried,
+            before=float(torch.cat([chosen, before]).mean()),
+            after=float(torch.cat([first.losses, after]).mean()),
+        )
+
+    def _pair(self, patient: Patient, loss: float) -> list[Step]:
+        """Two repairs of which neither is worth the name alone, where the model reads no better than by chance."""
+        repairs, _ = self._screened(patient, all_repairs(patient))
+        pairs: list[list[Step]] = []
+        for first in sorted(self._tried(patient, repairs[:BEGUN]), key=lambda each: float(each.losses.mean())):
+            one = self._confirmed(patient, [first], 1)
+            second, tried = self._step(first.patient)
+            if second is not None and second.gain.worth and second.after < min(loss, self.reading.ignorant()):
+                pairs.append([one, second])
+        return min(pairs, key=lambda steps: steps[-1].after, default=[])
+
+
+def _rank(tried: Tried) -> tuple[bool, float]:
+    return bool(tried.patient.departures), float(tried.losses.mean())
+
+
+def _as_good(one: Tried, best: Tried, tried: int) -> bool:
+    """Whether it cannot be told apart from the best: less than is worth the name, or not surely."""
+    if one is best:
+        return True
+    worse = gain(one.losses, best.losses, tried)
+    return worse.mean < WORTH and not worse.sure and math.isfinite(worse.mean)
