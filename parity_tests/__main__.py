@@ -89,6 +89,13 @@ def fuzz(arguments: Sequence[str]) -> int:
     return min(fuzzing.run(chosen.n, chosen.keep, chosen.first), 1)
 
 
+def doctor(arguments: Sequence[str]) -> int:
+    """Is a trained checkpoint damaged in a way that parity cannot see? Names the mistake, and undoes it."""
+    from parity_tests.doctor import command
+
+    return command.main(arguments)
+
+
 def rows(arguments: Sequence[str]) -> int:
     """Run every test, and print which of them show which row of the seeds."""
     return pytest.main(["-q", "--no-header", *_jobs(), "--rows", *arguments])
@@ -103,6 +110,7 @@ COMMANDS = {
     "flags": flags,
     "known": known,
     "fuzz": fuzz,
+    "doctor": doctor,
     "rows": rows,
 }
 

@@ -47,6 +47,10 @@ class Patient:
             departure.apply(model)
         return model
 
+    def written(self) -> Any:
+        """The reference in the file's own dtypes, to be saved."""
+        return assembled(self.family, self.config, self.parameters)
+
     def with_parameters(self, changed: Mapping[str, Tensor]) -> Patient:
         """The same with other values of some."""
         return replace(self, parameters={**self.parameters, **changed})

@@ -19,6 +19,8 @@ LARGE = 50_000_000
 """Parameters from which repairs are first tried on few tokens."""
 KEPT, BEGUN, MOST = 8, 3, 3
 """How many repairs go on from the first trial; from how many a second is tried where one does not suffice; and how many steps."""
+NEAR, PART = 0.01, 0.25
+"""What goes on gains so many nats a token, and such a part of what the best one gains."""
 LIVE = 1e-5
 """Nats: a repair that changes no token's loss by more changes nothing here."""
 
@@ -110,7 +112,8 @@ class Search:
                 continue
             gains.append((float((before - after).mean()), repair))
         gains.sort(key=lambda pair: -pair[0])
-        best = [repair for gained, repair in gains if gained > 0][:KEPT]
+        least = max(NEAR, PART * gains[0][0]) if gains else NEAR
+        best = [repair for gained, repair in gains if gained > least][:KEPT]
         return [*best, *(repair for _, repair in gains if repair.far and repair not in best)], len(gains)
 
     def _tried(self, patient: Patient, repairs: Sequence[Repair]) -> Iterator[Tried]:
