@@ -17,8 +17,8 @@ from parity_tests.doctor.text import Text, TextError
 
 LONGEST, SHORTEST, FEWEST = 256, 8, 64
 """Tokens: the most and the least of a row, and the least of a text that a repair could be told from chance by."""
-SCREEN = 96
-"""Tokens that large models read with each repair; those that gain there read the rest."""
+SCREENS = (32, 96)
+"""Tokens that large models read with each repair, and with each that gains there, before those that gain there read more."""
 
 
 class Reading(ABC):
@@ -35,9 +35,11 @@ class Reading(ABC):
     def n_tokens(self) -> int:
         return self.rows.numel()
 
-    def screen(self, few: bool) -> Tensor:
-        """What all repairs are tried on: the half for choosing, or the beginnings of its rows."""
-        return self.choose[:, : max(SCREEN // len(self.choose), SHORTEST)] if few else self.choose
+    def screens(self, large: bool) -> list[Tensor]:
+        """What repairs are tried on, one after the other: the half for choosing, or of large models parts of its rows first."""
+        if not large:
+            return [self.choose]
+        return [self.choose[: n // SHORTEST, : max(n // len(self.choose), SHORTEST)] for n in SCREENS]
 
     def losses(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Nats (n,), one a token or a piece, in order."""
@@ -100,8 +102,8 @@ class Neighbours(Reading):
     unit = "piece"
     PIECE, TEMPERATURE = 12, 0.05
 
-    def screen(self, few: bool) -> Tensor:
-        return self.choose  # a piece is one number
+    def screens(self, large: bool) -> list[Tensor]:
+        return [self.choose]  # a piece is one number
 
     def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
         pieces = rows[:, : rows.shape[1] // self.PIECE * self.PIECE].unflatten(1, (-1, self.PIECE))  # as (r, p, s)
@@ -118,8 +120,10 @@ class Neighbours(Reading):
 
 def reading_of(patient: Patient, text: Text) -> Reading | str:
     """How a model of this family is read; or why it has no loss on a text. Errors: TextError."""
+    if not hasattr(patient.config, "vocab_size"):
+        return "a model of this family reads none"
     reads = patient.record.reads(patient.config)
-    if reads.source or reads.memory or not reads.vocab_size:
+    if reads.source or reads.memory:
         return "a model of this family answers to something else than the text itself"
     rows = _rows(text.passages, reads.reach)
     if int(rows.max()) >= reads.vocab_size:

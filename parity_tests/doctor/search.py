@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parity_tests.doctor import departures, mapping, numbers, settings
 from parity_tests.doctor.patient import Patient
@@ -94,27 +94,40 @@ class Search:
         return float(self.reading.losses(patient.model(), self.reading.rows).mean())
 
     def _losses(self, patient: Patient, rows: Tensor) -> Tensor | None:
-        """None where the model does not run."""
+        """None where there is no such model: a departure from what this one lacks, a scaling of other widths."""
         try:
             return self.reading.losses(patient.model(), rows)
-        except RuntimeError:  # a departure that is of other shapes
-            return None
+        except AttributeError:
+            if not patient.departures:
+                raise
+        except RuntimeError:
+            pass
+        return None
 
     def _screened(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[list[Repair], int]:
         """Those that go on, the most promising first, and how many do anything here."""
-        n = sum(t.numel() for t in patient.parameters.values())
-        rows = self.reading.screen(n > LARGE)
-        before = self.reading.losses(patient.model(), rows)
-        gains: list[tuple[float, Repair]] = []
+        n, model = sum(t.numel() for t in patient.parameters.values()), patient.model()
+        left, live = list(repairs), 0
+        far: dict[str, Repair] = {}
+        for rows in self.reading.screens(n > LARGE):
+            gains = list(self._gains(patient, model, left, rows))
+            live = live or len(gains)
+            least = max(NEAR, PART * max((gained for gained, _ in gains), default=0))
+            gains.sort(key=lambda pair: -pair[0])
+            left = [repair for gained, repair in gains if gained > least]
+            far |= {repair.name: repair for _, repair in gains if repair.far}
+            far = {name: repair for name, repair in far.items() if repair not in left}
+        return [*left[:KEPT], *far.values()], live
+
+    def _gains(
+        self, patient: Patient, model: nn.Module, repairs: Sequence[Repair], rows: Tensor
+    ) -> Iterator[tuple[float, Repair]]:
+        """What each repair gains on these tokens, of those that run, and that change anything there."""
+        before = self.reading.losses(model, rows)
         for repair in self.track(repairs):
             after = self._losses(repair.apply(patient), rows)
-            if after is None or not bool(after.isfinite().all()) or float((after - before).abs().max()) <= LIVE:
-                continue
-            gains.append((float((before - after).mean()), repair))
-        gains.sort(key=lambda pair: -pair[0])
-        least = max(NEAR, PART * gains[0][0]) if gains else NEAR
-        best = [repair for gained, repair in gains if gained > least][:KEPT]
-        return [*best, *(repair for _, repair in gains if repair.far and repair not in best)], len(gains)
+            if after is not None and bool(after.isfinite().all()) and float((after - before).abs().max()) > LIVE:
+                yield float((before - after).mean()), repair
 
     def _tried(self, patient: Patient, repairs: Sequence[Repair]) -> Iterator[Tried]:
         """On the whole half for choosing; without those whose gain is made with what a token is not to see."""
