@@ -21,7 +21,7 @@ $(foreach goal,$(filter-out parity real facts flags known environment,$(MAKECMDG
 $(error TRANSFORMERS is for make parity, real, facts, flags and known, not for make $(goal)))
 endif
 
-.PHONY: parity test real gpu facts flags known rows fuzz lint clean help environment
+.PHONY: parity test real gpu facts flags known rows fuzz doctor lint clean help environment
 .DEFAULT_GOAL := parity
 
 parity real gpu rows: environment
@@ -29,6 +29,9 @@ parity real gpu rows: environment
 
 fuzz: environment
 	@$(RUN) -W ignore -m parity_tests fuzz $(N)
+
+doctor: environment
+	@$(RUN) -W ignore -m parity_tests doctor $(ARGS)
 
 facts flags known: environment
 	@$(RUN) -m parity_tests $@
@@ -59,6 +62,7 @@ help:
 	@echo 'make known    what transformers is known to compute otherwise, and in which releases'
 	@echo 'make flags    which fields of the configs of transformers the fixtures vary'
 	@echo 'make fuzz     damaged checkpoints, each of which must load or be refused in one sentence; N=50000: so many'
+	@echo 'make doctor   ARGS=path/to/model: is a trained checkpoint damaged in a way that parity cannot see?'
 	@echo 'make lint     ruff and pyright'
 	@echo 'make clean    remove reports, caches and the environments made here'
 	@echo

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +18,14 @@ from parity_tests.doctor.text import Text, TextError
 
 LONGEST, SHORTEST, FEWEST = 256, 8, 64
 """Tokens: the most and the least of a row, and the least of a text that a repair could be told from chance by."""
-SCREENS = (32, 96)
-"""Tokens that large models read with each repair, and with each that gains there, before those that gain there read more."""
 
 
 class Reading(ABC):
     """Rows of tokens, all of one length, and what is lost on them. The first half is for choosing, the second for confirming."""
 
     unit = "token"
+    SCREENS: ClassVar[tuple[int, ...]] = (32, 96)
+    """Tokens that large models read with each repair, and then with each that gained there, before the rest is read."""
 
     def __init__(self, rows: Tensor):
         self.rows = rows
@@ -39,7 +40,7 @@ class Reading(ABC):
         """What repairs are tried on, one after the other: the half for choosing, or of large models parts of its rows first."""
         if not large:
             return [self.choose]
-        return [self.choose[: n // SHORTEST, : max(n // len(self.choose), SHORTEST)] for n in SCREENS]
+        return [self.choose[: n // SHORTEST, : max(n // len(self.choose), SHORTEST)] for n in self.SCREENS]
 
     def losses(self, model: nn.Module, rows: Tensor) -> Tensor:
         """Nats (n,), one a token or a piece, in order."""
@@ -80,6 +81,7 @@ class HiddenToken(Reading):
     """Of an encoder with the head of masked language modelling: -log p of tokens that are hidden, every seventh at a time."""
 
     EVERY, PHASES = 7, (1, 3, 5)
+    SCREENS = (112,)  # of which 48 are hidden
 
     def __init__(self, rows: Tensor, mask: int):
         super().__init__(rows)

@@ -15,8 +15,11 @@ from parity_tests.doctor.reading import Reading
 from parity_tests.doctor.repair import Repair
 from parity_tests.doctor.statistics import WORTH, Gain, gain
 
-LARGE = 50_000_000
+LARGE = 5_000_000
 """Parameters from which repairs are first tried on few tokens."""
+LEVEL = 0.5
+"""A trained model loses less than such a part of what knowing how often tokens occur leaves; one that does not may need more than one
+repair."""
 KEPT, BEGUN, MOST = 8, 3, 3
 """How many repairs go on from the first trial; from how many a second is tried where one does not suffice; and how many steps."""
 NEAR, PART = 0.01, 0.25
@@ -86,6 +89,8 @@ class Search:
                 small = found[0]
                 break
             steps.append(found[0])
+            if found[0].after < LEVEL * self.reading.ignorant():
+                break
         if not steps and loss >= self.reading.ignorant():
             steps = self._pair(patient, loss)
         return Found(tuple(steps), loss, tried, small if small and small.gain.sure else None)
