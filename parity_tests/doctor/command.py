@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import track
+
 import weight_mapping
 from parity_tests.doctor.examination import examine
 from parity_tests.doctor.patient import Patient
@@ -15,10 +18,9 @@ from parity_tests.doctor.repair import Repair
 from parity_tests.doctor.report import Examined, lines
 from parity_tests.doctor.settings import writable
 from parity_tests.doctor.text import TOKENIZER, Text, TextError, ids_of
-from rich.console import Console
-from rich.progress import track
 from weight_mapping import MappingError, open_checkpoint
 from weight_mapping.config import is_harmless, render_config
+from weight_mapping.container import Value
 
 FOUND_NOTHING, FOUND, REFUSED = 0, 1, 4
 
@@ -44,17 +46,22 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parity_tests doctor",
-        description="Is a trained checkpoint damaged? Parity cannot tell, as both sides read the same file. Exit code 0: nothing was "
-        "found; 1: a repair or something odd; 4: the checkpoint or the text was refused.",
+        description="Is a trained checkpoint damaged? Parity cannot tell, as both sides read the same file. "
+        "Exit code 0: nothing was found; 1: a repair or something odd; 4: the checkpoint or the text was refused.",
     )
     parser.add_argument("path", type=Path, help="an HF folder or a GGUF file")
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--text", type=Path, metavar="FILE", help="read this text instead of the doctor's own passages")
-    given.add_argument("--ids", type=Path, metavar="FILE", help="read these token ids, a passage a line: needs no tokenizer")
+    given.add_argument(
+        "--ids", type=Path, metavar="FILE", help="read these token ids, a passage a line: needs no tokenizer"
+    )
     parser.add_argument("--mask", type=int, metavar="ID", help="with --ids: the token that hides others, of an encoder")
     parser.add_argument("--fix", type=Path, metavar="OUT", help="write the repaired checkpoint to this folder")
     parser.add_argument(
-        "--layers", type=int, metavar="N", help="of the first N layers alone, for large models: what shows without a text"
+        "--layers",
+        type=int,
+        metavar="N",
+        help="of the first N layers alone, for large models: what shows without a text",
     )
     return parser
 
@@ -81,7 +88,7 @@ def _fix(examined: Examined, path: Path, out: Path) -> None:
     print(f"the repaired checkpoint is in {out}")
 
 
-def _extra(patient: Patient, path: Path) -> dict[str, weight_mapping.container.Value]:
+def _extra(patient: Patient, path: Path) -> dict[str, Value]:
     """What config.json says that changes no result, and that is kept."""
     checkpoint = open_checkpoint(path)
     if checkpoint.layout != "hf":

@@ -24,9 +24,15 @@ def examine(path: Path, track: Track, *, text: Text | Path | None = None, n_laye
         return Examined(patient=patient, oddities=odd, unread="what is not finite reads none")
     alike = halves.alike(patient)
     if n_layers is not None:
-        return Examined(patient=patient, oddities=odd, alike=alike, unread="the first layers alone give no probabilities")
+        return Examined(
+            patient=patient, oddities=odd, alike=alike, unread="the first layers alone give no probabilities"
+        )
     tokens = text if isinstance(text, Text) else _tokens(path, text)
-    reading = "the file has no tokenizer that is read here; give ids by --ids" if tokens is None else reading_of(patient, tokens)
+    reading = (
+        "the file has no tokenizer that is read here; give ids by --ids"
+        if tokens is None
+        else reading_of(patient, tokens)
+    )
     if isinstance(reading, str):
         return Examined(patient=patient, oddities=odd, alike=alike, unread=reading)
     found = Search(reading, track).run(patient)

@@ -36,4 +36,6 @@ def _loss(patient: Patient, path: Path) -> list[str]:
     if isinstance(reading, str):
         return []
     loss, knows = float(reading.losses(patient.model(), reading.rows).mean()), reading.ignorant()
-    return [] if loss < knows else [f"it loses {loss:.1f} nats a token of a text, and guessing by frequency {knows:.1f}"]
+    return (
+        [] if loss < knows else [f"it loses {loss:.1f} nats a token of a text, and guessing by frequency {knows:.1f}"]
+    )

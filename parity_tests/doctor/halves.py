@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from parity_tests.doctor.mapping import paths
 from parity_tests.doctor.patient import Patient
 from reference_impl.attention import Attention
 from reference_impl.position import ROTATIONS
@@ -41,7 +39,7 @@ def alike(patient: Patient) -> Alike | None:
     """Of all layers together; None for a model without rotary heads of four rows or more."""
     norms: list[Tensor] = []
     halves = True
-    for path, module in paths(patient, Attention):
+    for path, module in patient.modules(Attention):
         halves = module.rotate is ROTATIONS["halves"]
         for projection, heads in (("q_proj", module.n_heads), ("k_proj", module.n_kv_heads)):
             rows = patient.parameters[f"{path}.{projection}.weight"].float().norm(dim=1).unflatten(0, (heads, -1))
@@ -51,9 +49,10 @@ def alike(patient: Patient) -> Alike | None:
             norms.append(logs - logs.mean(1, keepdim=True))
     if not norms:
         return None
-    return Alike(_between(norms, lambda x: x.chunk(2, -1)), _between(norms, lambda x: (x[:, 0::2], x[:, 1::2])), halves)
+    of_halves = _between([(x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]) for x in norms])
+    return Alike(of_halves, _between([(x[:, 0::2], x[:, 1::2]) for x in norms]), halves)
 
 
-def _between(norms: list[Tensor], cut: Callable[[Tensor], tuple[Tensor, Tensor]]) -> float:
-    first, second = (torch.cat([cut(x)[i].flatten() for x in norms]) for i in (0, 1))
+def _between(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    first, second = (torch.cat([pair[i].flatten() for pair in pairs]) for i in (0, 1))
     return float(torch.corrcoef(torch.stack([first, second]))[0, 1])

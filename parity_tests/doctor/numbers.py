@@ -1,4 +1,4 @@
-"""What tensors show without any text: zeros, another scale than their sisters in other layers, NaN, layers that are the same."""
+"""What tensors show without any text: zeros, another scale than their sisters, NaN, layers that are the same."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _scales(patient: Patient, looked: Mapping[str, Looked]) -> Iterator[Oddity]:
             usual, spread = median(others), max(others) - min(others)
             if abs(size - usual) > math.log(FACTOR) + spread:
                 factor = math.exp(size - usual)
-                yield Oddity(f"{name} is {_times(factor)} its sisters in other layers", repairs=tuple(_rescaled(name, factor)))
+                yield Oddity(
+                    f"{name} is {_times(factor)} its sisters in other layers", repairs=tuple(_rescaled(name, factor))
+                )
 
 
 def _times(factor: float) -> str:
@@ -111,7 +113,8 @@ def _same(patient: Patient) -> Iterator[Oddity]:
     """Layers of which all matrices are the same, and matrices that are those of another layer; zeros are told elsewhere."""
     for stack, suffixes in patient.layers().items():
         twins: dict[tuple[int, int], list[str]] = {}
-        matrices = {suffix: names for suffix, names in suffixes.items() if patient.parameters[next(iter(names.values()))].dim() >= 2}
+        shown = {suffix: patient.parameters[next(iter(names.values()))] for suffix, names in suffixes.items()}
+        matrices = {suffix: names for suffix, names in suffixes.items() if shown[suffix].dim() >= 2}
         for suffix, names in matrices.items():
             seen: dict[int, list[int]] = {}
             for layer, name in sorted(names.items()):

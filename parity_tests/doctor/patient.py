@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import weight_mapping
 from parity_tests.families import FAMILIES
@@ -21,6 +21,7 @@ from weight_mapping.config import read_config
 from weight_mapping.family import Family as Mapped
 from weight_mapping.loading import assembled, family_of, layout_of, parameters_of, plan_for
 
+M = TypeVar("M", bound=nn.Module)
 LAYER = re.compile(r"((?:.*\.)?layers\.)(\d+)\.(.+)")
 
 
@@ -59,7 +60,15 @@ class Patient:
         """The same under another config, without the parameters that its model has not."""
         with torch.device("meta"):
             names = parameters_of(self.family.model(config))
-        return replace(self, config=config, parameters={name: t for name, t in self.parameters.items() if name in names})
+        return replace(
+            self, config=config, parameters={name: t for name, t in self.parameters.items() if name in names}
+        )
+
+    def modules(self, kind: type[M] | tuple[type[M], ...]) -> list[tuple[str, M]]:
+        """The modules of a kind with their paths, of a model without values."""
+        with torch.device("meta"):
+            model = self.family.model(self.config)
+        return [(path, module) for path, module in model.named_modules() if isinstance(module, kind)]
 
     def headless(self) -> bool:
         """Whether what it gives are vectors, and no logits of tokens."""
@@ -80,7 +89,9 @@ def read(path: Path, n_layers: int | None = None) -> Patient:
         return _first_layers(path, n_layers)
     model = weight_mapping.load(path)
     family, config = family_of(model)
-    return Patient(family=family, config=config, parameters={name: t.detach() for name, t in parameters_of(model).items()})
+    return Patient(
+        family=family, config=config, parameters={name: t.detach() for name, t in parameters_of(model).items()}
+    )
 
 
 def _first_layers(path: Path, n_layers: int) -> Patient:
@@ -88,7 +99,8 @@ def _first_layers(path: Path, n_layers: int) -> Patient:
     checkpoint = open_checkpoint(path)
     family, config = read_config(checkpoint)
     layout = layout_of(checkpoint, family, config)
-    few: Any = replace(config, n_layers=min(n_layers, config.n_layers))  # pyright: ignore[reportCallIssue]
+    few: Any = config
+    few = replace(few, n_layers=min(n_layers, few.n_layers))
     plan = plan_for(family, few, layout).spelled_as(checkpoint.keys())
     headers = {name: checkpoint.header(name) for name in checkpoint if name in {**plan.sources, **plan.copies}}
     plan.check(headers, widen=True)

@@ -21,7 +21,7 @@ LONGEST, SHORTEST, FEWEST = 256, 8, 64
 
 
 class Reading(ABC):
-    """Rows of tokens, all of one length, and what is lost on them. The first half is for choosing, the second for confirming."""
+    """Rows of tokens of one length, and what is lost on them. The first half is for choosing, the second for confirming."""
 
     unit = "token"
     SCREENS: ClassVar[tuple[int, ...]] = (32, 96)
@@ -97,8 +97,8 @@ class HiddenToken(Reading):
 
 
 class Neighbours(Reading):
-    """Of an encoder without a head: -log p that a piece of a passage is most like another piece of the same passage, by the cosine
-    of mean vectors. What is learned in training sentence encoders; Reimers and Gurevych 2019, Gao et al. 2021.
+    """Of an encoder without a head: -log p that a piece of a passage is most like another of the same passage, by the cosine
+    of mean vectors, which is what sentence encoders are trained to do. Reimers and Gurevych 2019, Gao et al. 2021.
     """
 
     unit = "piece"

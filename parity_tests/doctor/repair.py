@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from parity_tests.doctor.patient import Patient
 
@@ -29,8 +31,13 @@ class Repair:
 
 @dataclass(frozen=True, kw_only=True)
 class Departure(Repair):
-    """A repair that only the reference can make, by departing from its family: no order of weights or key of the config says it."""
+    """A repair that only the reference can make, by departing: no order of weights and no key of a config says it."""
 
     @property
     def undone(self) -> str:
         return f"the reference departing, *{self.name}*,"
+
+
+def rewritten(name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]]) -> Repair:
+    """A repair that gives some parameters other values."""
+    return Repair(name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)))

@@ -74,13 +74,15 @@ def _count(n: int) -> str:
 
 def _read(examined: Examined, found: Found, reading: Reading, text: Text) -> Iterator[str]:
     knows = "nearness by chance" if reading.unit == "piece" else "knowing how often each token occurs"
-    yield f"read: {reading.n_tokens} tokens, {text.source}; {knows} alone, one loses {reading.ignorant():.3f} nats a {reading.unit}"
+    chance = f"{knows} alone, one loses {reading.ignorant():.3f} nats a {reading.unit}"
+    yield f"read: {reading.n_tokens} tokens, {text.source}; {chance}"
     if not examined.steps:
         yield f"as it is {found.loss:.3f}; {NONE_FITS} ({found.tried} were tried)"
     before = "as it is"
     for step in examined.steps:
         yield f"{before} {step.before:.3f}; with {step.repair.undone} {step.after:.3f}: {step.repair.so}"
-        yield f"    gained {step.gain} nats a {reading.unit}, on {step.gain.n} that it was not chosen by; {step.tried} repairs were tried"
+        by = f"on {step.gain.n} that it was not chosen by"
+        yield f"    gained {step.gain} nats a {reading.unit}, {by}; {step.tried} repairs were tried"
         if step.alike:
             yield f"    cannot be told apart from it here: {'; '.join(repair.name for repair in step.alike)}"
         before = "so repaired"

@@ -18,10 +18,10 @@ from parity_tests.doctor.statistics import WORTH, Gain, gain
 LARGE = 5_000_000
 """Parameters from which repairs are first tried on few tokens."""
 LEVEL = 0.5
-"""A trained model loses less than such a part of what knowing how often tokens occur leaves; one that does not may need more than one
-repair."""
+"""A trained model loses less than such a part of what knowing how often tokens occur leaves. One that does not may need
+more than one repair."""
 KEPT, BEGUN, MOST = 8, 3, 3
-"""How many repairs go on from the first trial; from how many a second is tried where one does not suffice; and how many steps."""
+"""How many repairs go on from the first trials; from how many a second is tried where one does not suffice; how many steps."""
 NEAR, PART = 0.01, 0.25
 """What goes on gains so many nats a token, and such a part of what the best one gains."""
 LIVE = 1e-5
@@ -176,7 +176,7 @@ class Search:
         pairs: list[list[Step]] = []
         for first in sorted(self._tried(patient, repairs[:BEGUN]), key=lambda each: float(each.losses.mean())):
             one = self._confirmed(patient, [first], 1)
-            second, tried = self._step(first.patient)
+            second, _ = self._step(first.patient)
             if second is not None and second.gain.worth and second.after < min(loss, self.reading.ignorant()):
                 pairs.append([one, second])
         return min(pairs, key=lambda steps: steps[-1].after, default=[])

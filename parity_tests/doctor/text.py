@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import fixtures
-from weight_mapping import MappingError, open_checkpoint
+from weight_mapping import open_checkpoint
 from weight_mapping.container import Checkpoint
 
 TOKENIZER = "tokenizer.json"
 OWN = Path(fixtures.__file__).parent / "text"
 KINDS = ("prose", "code", "list", "french")
 MASKS = ("[MASK]", "<mask>")
-ONE_DIGIT = ("smollm", "qwen2", "deepseek-r1-qwen", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+ONE_DIGIT = (
+    "smollm",
+    "qwen2",
+    "deepseek-r1-qwen",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+)
 """GGUF's names of ways to cut text before it is encoded, of those that take each digit by itself."""
 
 
@@ -27,7 +38,7 @@ class TextError(ValueError):
 
 @dataclass(frozen=True)
 class Words:
-    """A tokenizer: text to ids, with what its model expects in front and behind. mask: the id of the token that hides others."""
+    """A tokenizer: text to ids, with what its model expects around it. mask: the id of the token that hides others."""
 
     encode: Callable[[str], list[int]]
     mask: int | None
@@ -65,9 +76,8 @@ def _of_json(file: Path) -> Words:
 
 def _of_gguf(checkpoint: Checkpoint) -> Words | None:
     """Of the keys `tokenizer.ggml.*`: byte-level BPE, or the pieces and scores of SentencePiece."""
-    own: Mapping[str, Any] = {
-        key.removeprefix("tokenizer.ggml."): value for key, value in checkpoint.config.items() if key.startswith("tokenizer.ggml.")
-    }
+    said, prefix = checkpoint.config, "tokenizer.ggml."
+    own: Mapping[str, Any] = {key.removeprefix(prefix): said[key] for key in said if key.startswith(prefix)}
     tokens, kind = own.get("tokens"), own.get("model")
     if not isinstance(tokens, list):
         return None
@@ -78,7 +88,11 @@ def _of_gguf(checkpoint: Checkpoint) -> Words | None:
         encode = _pieces(ids, own["scores"])
     else:
         return None
-    first = [own["bos_token_id"]] if own.get("add_bos_token", kind == "llama") and type(own.get("bos_token_id")) is int else []
+    first = (
+        [own["bos_token_id"]]
+        if own.get("add_bos_token", kind == "llama") and type(own.get("bos_token_id")) is int
+        else []
+    )
     return Words(lambda text: [*first, *encode(text)], None)
 
 
@@ -92,12 +106,12 @@ def _byte_level(ids: Mapping[str, int], merges: Sequence[str], pre: object) -> C
 
 
 def _pieces(ids: Mapping[str, int], scores: Sequence[float]) -> Callable[[str], list[int]]:
-    """SentencePiece's BPE: of neighbours that make a piece, those of the highest score are joined first; what is left is bytes."""
+    """SentencePiece's BPE: of neighbours that make a piece, those of the highest score are joined first; the rest is bytes."""
 
     def word(text: str) -> list[int]:
         parts = list(text)
         while True:
-            joined = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ids]
+            joined = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
             if not joined:
                 break
             i = -max(joined)[1]
@@ -139,6 +153,3 @@ def ids_of(file: Path, mask: int | None) -> Text:
         return Text([[int(number) for number in line] for line in lines if line], str(file), mask)
     except (OSError, ValueError) as error:
         raise TextError(f"{file}: holds no token ids, a passage a line ({error})") from error
-
-
-__all__ = ["MappingError", "Text", "TextError", "Words", "ids_of", "own_text", "text_of", "words_of"]
