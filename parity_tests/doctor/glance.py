@@ -35,7 +35,7 @@ def _loss(patient: Patient, path: Path) -> list[str]:
     reading = reading_of(patient, own_text(words))
     if isinstance(reading, str):
         return []
-    loss, knows = float(reading.losses(patient.model(), reading.rows).mean()), reading.ignorant()
+    loss, knows = reading.mean_loss(patient.model()), reading.ignorant()
     return (
         [] if loss < knows else [f"it loses {loss:.1f} nats a token of a text, and guessing by frequency {knows:.1f}"]
     )

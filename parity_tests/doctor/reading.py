@@ -47,6 +47,10 @@ class Reading(ABC):
         with torch.inference_mode():
             return self._losses(model, rows)
 
+    def mean_loss(self, model: nn.Module) -> float:
+        """Nats a token or piece, of both halves."""
+        return float(torch.cat([self.losses(model, rows) for rows in (self.choose, self.confirm)]).mean())
+
     @abstractmethod
     def _losses(self, model: nn.Module, rows: Tensor) -> Tensor: ...
 

@@ -38,6 +38,15 @@ class Departure(Repair):
         return f"the reference departing, *{self.name}*,"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Absence(Repair):
+    """A block left out: no repair, but it says where the damage lies."""
+
+    @property
+    def undone(self) -> str:
+        return f"*{self.name}* left out"
+
+
 def rewritten(name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]]) -> Repair:
     """A repair that gives some parameters other values."""
     return Repair(name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)))

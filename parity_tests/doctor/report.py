@@ -9,6 +9,7 @@ from parity_tests.doctor.halves import Alike
 from parity_tests.doctor.numbers import Oddity
 from parity_tests.doctor.patient import Patient
 from parity_tests.doctor.reading import Reading
+from parity_tests.doctor.repair import Absence
 from parity_tests.doctor.search import Found, Step
 from parity_tests.doctor.settings import writable
 from parity_tests.doctor.statistics import WORTH
@@ -37,7 +38,15 @@ class Examined:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The repairs that are worth the name, of a model that then reads."""
-        return () if self.found is None or self.ignorant else self.found.steps
+        if self.found is None or self.ignorant or self.harm is not None:
+            return ()
+        return self.found.steps
+
+    @property
+    def harm(self) -> Step | None:
+        """The block that does harm, where that is what was found."""
+        last = self.found.steps[-1] if self.found is not None and self.found.steps else None
+        return last if last is not None and isinstance(last.repair, Absence) else None
 
     @property
     def rows_odd(self) -> bool:
@@ -47,7 +56,7 @@ class Examined:
     @property
     def odd(self) -> bool:
         """Whether anything was found."""
-        return bool(self.oddities or self.steps or self.rows_odd or self.ignorant)
+        return bool(self.oddities or self.steps or self.rows_odd or self.ignorant or self.harm)
 
 
 def lines(examined: Examined) -> Iterator[str]:
@@ -86,11 +95,19 @@ def _read(examined: Examined, found: Found, reading: Reading, text: Text) -> Ite
         if step.alike:
             yield f"    cannot be told apart from it here: {'; '.join(repair.name for repair in step.alike)}"
         before = "so repaired"
-    if examined.ignorant:
+    if examined.harm is not None:
+        harm = examined.harm
+        yield f"odd: with {harm.repair.undone} {harm.after:.3f}, {harm.gain} less: {harm.repair.so}"
+    elif examined.ignorant:
         yield "it reads no better than that: untrained, of another text, or damaged in a way that is not known here"
     if found.small is not None and not examined.ignorant:
         small = found.small
-        less = f"less than the {WORTH} that are worth the name" if small.gain.mean < WORTH else "not surely"
-        yield f"small: {small.repair.undone} gains {small.gain} nats a {reading.unit}, {less}"
+        less = (
+            f"less than the {WORTH} that are worth the name"
+            if small.gain.mean < WORTH
+            else "not surely: read more by --text"
+        )
+        kind = "small" if small.gain.mean < WORTH else "perhaps"
+        yield f"{kind}: with {small.repair.undone} {small.after:.3f}, {small.gain} nats a {reading.unit} less, {less}"
     if examined.steps and (why := writable(examined.steps[-1].patient)):
         yield f"cannot be written: {why}"

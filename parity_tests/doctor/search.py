@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from parity_tests.doctor import departures, mapping, numbers, settings
+from parity_tests.doctor import absences, departures, mapping, numbers, settings
 from parity_tests.doctor.patient import Patient
 from parity_tests.doctor.reading import Reading
-from parity_tests.doctor.repair import Repair
+from parity_tests.doctor.repair import Absence, Departure, Repair
 from parity_tests.doctor.statistics import WORTH, Gain, gain
 
 LARGE = 5_000_000
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Found:
-    """What the search came to. small: a gain that is sure, and not worth the name. tried: repairs in the first round."""
+    """What the search came to. small: a gain that is not worth the name, or not sure. tried: repairs in the first round."""
 
     steps: tuple[Step, ...]
     loss: float
@@ -67,10 +67,13 @@ class Found:
         return self.steps[-1].after if self.steps else self.loss
 
 
-def all_repairs(patient: Patient) -> list[Repair]:
-    """Every repair that this model could need; those that can be written first."""
+def all_repairs(patient: Patient, *, ill: bool = True) -> list[Repair]:
+    """Every repair that this model could need. ill: it reads so badly that it may need the reference to depart, or hold what
+    does harm; one that reads well is helped along by some departures when it is damaged, and they say nothing.
+    """
     odd = [repair for oddity in numbers.oddities(patient) for repair in oddity.repairs]
-    return [*odd, *mapping.repairs(patient), *settings.repairs(patient), *departures.repairs(patient)]
+    found = [*odd, *mapping.repairs(patient), *settings.repairs(patient)]
+    return [*found, *departures.repairs(patient), *absences.repairs(patient)] if ill else found
 
 
 class Search:
@@ -83,20 +86,22 @@ class Search:
         """The repairs, step by step, as long as one is worth the name."""
         loss, steps, small, tried = self._loss(patient), [], None, 0
         while len(steps) < MOST:
-            found = self._step(steps[-1].patient if steps else patient)
+            found = self._step(steps[-1].patient if steps else patient, steps[-1].after if steps else loss)
             tried = tried or found[1]
             if found[0] is None or not found[0].gain.worth:
                 small = found[0]
                 break
             steps.append(found[0])
-            if found[0].after < LEVEL * self.reading.ignorant():
+            if isinstance(found[0].repair, Absence):
                 break
         if not steps and loss >= self.reading.ignorant():
             steps = self._pair(patient, loss)
-        return Found(tuple(steps), loss, tried, small if small and small.gain.sure else None)
+        return Found(
+            tuple(steps), loss, tried, small if small and (small.gain.sure or small.gain.mean >= WORTH) else None
+        )
 
     def _loss(self, patient: Patient) -> float:
-        return float(self.reading.losses(patient.model(), self.reading.rows).mean())
+        return self.reading.mean_loss(patient.model())
 
     def _losses(self, patient: Patient, rows: Tensor) -> Tensor | None:
         """None where there is no such model: a departure from what this one lacks, a scaling of other widths."""
@@ -142,8 +147,9 @@ class Search:
             if not self.reading.cheats(model):
                 yield Tried(repair, repaired, self.reading.losses(model, self.reading.choose))
 
-    def _step(self, patient: Patient) -> tuple[Step | None, int]:
-        repairs, tried = self._screened(patient, all_repairs(patient))
+    def _step(self, patient: Patient, loss: float) -> tuple[Step | None, int]:
+        ill = loss >= LEVEL * self.reading.ignorant()
+        repairs, tried = self._screened(patient, all_repairs(patient, ill=ill))
         found = list(self._tried(patient, repairs))
         if not found:
             return None, tried
@@ -173,17 +179,19 @@ class Search:
     def _pair(self, patient: Patient, loss: float) -> list[Step]:
         """Two repairs of which neither is worth the name alone, where the model reads no better than by chance."""
         repairs, _ = self._screened(patient, all_repairs(patient))
+        repairs = [repair for repair in repairs if not isinstance(repair, Absence)]
         pairs: list[list[Step]] = []
         for first in sorted(self._tried(patient, repairs[:BEGUN]), key=lambda each: float(each.losses.mean())):
             one = self._confirmed(patient, [first], 1)
-            second, _ = self._step(first.patient)
+            second, _ = self._step(first.patient, loss)
             if second is not None and second.gain.worth and second.after < min(loss, self.reading.ignorant()):
                 pairs.append([one, second])
         return min(pairs, key=lambda steps: steps[-1].after, default=[])
 
 
-def _rank(tried: Tried) -> tuple[bool, float]:
-    return bool(tried.patient.departures), float(tried.losses.mean())
+def _rank(tried: Tried) -> tuple[bool, bool, float]:
+    kind = type(tried.repair)
+    return kind is not Repair, kind is not Departure, float(tried.losses.mean())
 
 
 def _as_good(one: Tried, best: Tried, tried: int) -> bool:
