@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 
 from torch import Tensor
 
@@ -92,31 +91,24 @@ def of_layers(patient: Patient) -> Iterator[Repair]:
         where = f" of the {stack.split('.')[0]}" if len(stacks) > 1 else ""
         for name, so, order in _orders(n):
             yield rewritten(f"{name}{where}", so, partial(_placed, stack, order))
+        for i in range(n - 1):
+            so = f"this file's layer {i} is layer {i + 1}, and the other way round"
+            order = [*range(i), i + 1, i, *range(i + 2, n)]
+            yield rewritten(f"layers {i} and {i + 1} swapped{where}", so, partial(_placed, stack, order), local=True)
 
 
 def _orders(n: int) -> Iterator[tuple[str, str, list[int]]]:
-    """Names, and for each layer of the file which of the model it is."""
+    """Names, what the file is then, and for each layer of the file which of the model it is."""
     upwards, lexical = list(range(n)), sorted(range(n), key=str)
     if n > 2:
         yield "layers in reverse", "this file's first layer is the last", upwards[::-1]
         yield "layers counted from the second", "this file's last layer is the first", [*upwards[1:], 0]
-        yield (
-            "layers counted from the last",
-            "this file's first layer is the last, and all others one too late",
-            [n - 1, *upwards[:-1]],
-        )
+        so = "this file's first layer is the last, and all others one too late"
+        yield "layers counted from the last", so, [n - 1, *upwards[:-1]]
     if lexical != upwards:
-        so = "this file's layers were sorted as text, 0, 1, 10, 11, …, 2"
-        yield "layers in lexical order", so, lexical
-        yield (
-            "layers out of lexical order",
-            "this file's layers were in order, and sorted as if they had not been",
-            [lexical.index(i) for i in upwards],
-        )
-    for i, j in pairwise(upwards):
-        order = list(upwards)
-        order[i], order[j] = j, i
-        yield f"layers {i} and {j} swapped", f"this file's layer {i} is layer {j}, and the other way round", order
+        yield "layers in lexical order", "this file's layers were sorted as text, 0, 1, 10, 11, …, 2", lexical
+        so = "this file's layers were in order, and sorted as if they had not been"
+        yield "layers out of lexical order", so, [lexical.index(i) for i in upwards]
 
 
 def _placed(stack: str, order: Sequence[int], patient: Patient) -> dict[str, Tensor]:

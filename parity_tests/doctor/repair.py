@@ -15,13 +15,14 @@ class Repair:
     """One mistake that a file may have, and how it is undone.
 
     name: the mistake. so: what the file is then, said of it. apply: the repaired one. far: shows between tokens far apart, so
-    that few tokens cannot tell.
+    that few tokens cannot tell. local: of one or two layers alone, so that other damage to one of them may look like it.
     """
 
     name: str
     so: str
     apply: Callable[[Patient], Patient]
     far: bool = False
+    local: bool = False
 
     @property
     def undone(self) -> str:
@@ -47,6 +48,6 @@ class Absence(Repair):
         return f"*{self.name}* left out"
 
 
-def rewritten(name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]]) -> Repair:
+def rewritten(name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]], *, local: bool = False) -> Repair:
     """A repair that gives some parameters other values."""
-    return Repair(name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)))
+    return Repair(name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)), local=local)

@@ -20,7 +20,7 @@ LARGE = 5_000_000
 LEVEL = 0.5
 """A trained model loses less than such a part of what knowing how often tokens occur leaves. One that does not may need
 more than one repair."""
-KEPT, BEGUN, MOST = 8, 3, 3
+KEPT, BEGUN, MOST = 8, 2, 3
 """How many repairs go on from the first trials; from how many a second is tried where one does not suffice; how many steps."""
 NEAR, PART = 0.01, 0.25
 """What goes on gains so many nats a token, and such a part of what the best one gains."""
@@ -68,12 +68,12 @@ class Found:
 
 
 def all_repairs(patient: Patient, *, ill: bool = True) -> list[Repair]:
-    """Every repair that this model could need. ill: it reads so badly that it may need the reference to depart, or hold what
-    does harm; one that reads well is helped along by some departures when it is damaged, and they say nothing.
+    """Every repair that this model could need. ill: it reads so badly that it may need the reference to depart; one that reads
+    well is helped along by some departures when it is damaged otherwise, and they say nothing.
     """
     odd = [repair for oddity in numbers.oddities(patient) for repair in oddity.repairs]
     found = [*odd, *mapping.repairs(patient), *settings.repairs(patient)]
-    return [*found, *departures.repairs(patient), *absences.repairs(patient)] if ill else found
+    return [*found, *departures.repairs(patient)] if ill else found
 
 
 class Search:
@@ -148,12 +148,22 @@ class Search:
                 yield Tried(repair, repaired, self.reading.losses(model, self.reading.choose))
 
     def _step(self, patient: Patient, loss: float) -> tuple[Step | None, int]:
+        """The best step from here, and how many repairs were tried. Where one that may be but a help is best, or none, a block
+        that does harm may be better.
+        """
         ill = loss >= LEVEL * self.reading.ignorant()
-        repairs, tried = self._screened(patient, all_repairs(patient, ill=ill))
-        found = list(self._tried(patient, repairs))
-        if not found:
-            return None, tried
-        return self._confirmed(patient, found, tried), tried
+        found, tried = self._best(patient, all_repairs(patient, ill=ill))
+        if ill and (found is None or not found.gain.worth or found.repair.local or isinstance(found.repair, Departure)):
+            harm, more = self._best(patient, list(absences.repairs(patient)))
+            if harm is not None and harm.gain.worth and harm.after < self.reading.ignorant():
+                if found is None or not found.gain.worth or harm.after < found.after:
+                    return harm, tried + more
+        return found, tried
+
+    def _best(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[Step | None, int]:
+        left, tried = self._screened(patient, repairs)
+        found = list(self._tried(patient, left))
+        return (self._confirmed(patient, found, tried) if found else None), tried
 
     def _confirmed(self, patient: Patient, found: Sequence[Tried], tried: int) -> Step:
         """The best of those that were tried, and those that are as good, on the other half of the text."""
@@ -179,7 +189,6 @@ class Search:
     def _pair(self, patient: Patient, loss: float) -> list[Step]:
         """Two repairs of which neither is worth the name alone, where the model reads no better than by chance."""
         repairs, _ = self._screened(patient, all_repairs(patient))
-        repairs = [repair for repair in repairs if not isinstance(repair, Absence)]
         pairs: list[list[Step]] = []
         for first in sorted(self._tried(patient, repairs[:BEGUN]), key=lambda each: float(each.losses.mean())):
             one = self._confirmed(patient, [first], 1)

@@ -23,7 +23,7 @@ from weight_mapping.rope import LLAMA3S_OWN
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 EPS = (1e-12, 1e-6, 1e-5)
-WIDTHS = (16, 32, 64, 80, 96, 128, 192, 256)
+WIDTHS = (8, 16, 32, 64, 80, 96, 128, 192, 256)
 """Values that published models have: of RoPE's base, of what norms add, and of a head's width."""
 
 
@@ -35,7 +35,7 @@ def repairs(patient: Patient) -> Iterator[Repair]:
             differences = _differences(patient, config)
             name = ", ".join(f"{key} {own} for {value}" for key, own, value in differences)
             so = "the config should say " + ", ".join(f"{key} {value}" for key, _, value in differences)
-            yield Repair(name=name, so=so, apply=lambda p, c=config: p.with_config(c), far=far)
+            yield Repair(name=name, so=so, apply=lambda p, c=config: replace(p, config=c), far=far)
 
 
 def _differences(patient: Patient, other: Any) -> list[tuple[str, str, str]]:
