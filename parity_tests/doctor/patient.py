@@ -52,6 +52,10 @@ class Patient:
         """The reference in the file's own dtypes, to be saved."""
         return assembled(self.family, self.config, self.parameters)
 
+    def changed(self, other: Patient) -> dict[str, Tensor]:
+        """The parameters that are not those of another, as the reference in float32 takes them."""
+        return {name: t.float() for name, t in self.parameters.items() if t is not other.parameters[name]}
+
     def with_parameters(self, changed: Mapping[str, Tensor]) -> Patient:
         """The same with other values of some."""
         return replace(self, parameters={**self.parameters, **changed})

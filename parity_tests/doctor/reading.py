@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from parity_tests.doctor.patient import Patient
 from parity_tests.doctor.statistics import entropy
 from parity_tests.doctor.text import Text, TextError
 
+Model = Callable[[Tensor], Tensor]
+"""Ids (b, s) to logits (b, s, v) or vectors (b, s, d)."""
 LONGEST, SHORTEST, FEWEST = 256, 8, 64
 """Tokens: the most and the least of a row, and the least of a text that a repair could be told from chance by."""
 
@@ -42,23 +44,23 @@ class Reading(ABC):
             return [self.choose]
         return [self.choose[: n // SHORTEST, : max(n // len(self.choose), SHORTEST)] for n in self.SCREENS]
 
-    def losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+    def losses(self, model: Model, rows: Tensor) -> Tensor:
         """Nats (n,), one a token or a piece, in order."""
         with torch.inference_mode():
             return self._losses(model, rows)
 
-    def mean_loss(self, model: nn.Module) -> float:
+    def mean_loss(self, model: Model) -> float:
         """Nats a token or piece, of both halves."""
         return float(torch.cat([self.losses(model, rows) for rows in (self.choose, self.confirm)]).mean())
 
     @abstractmethod
-    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor: ...
+    def _losses(self, model: Model, rows: Tensor) -> Tensor: ...
 
     def ignorant(self) -> float:
         """What one loses who has learned nothing but how often each token occurs."""
         return entropy(self.rows.flatten().tolist())
 
-    def cheats(self, model: nn.Module) -> bool:
+    def cheats(self, model: Model) -> bool:
         """Whether a token's loss is made with what it is not to see."""
         return False
 
@@ -66,11 +68,11 @@ class Reading(ABC):
 class NextToken(Reading):
     """Of a decoder: -log p of each token after the first, by those before it."""
 
-    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+    def _losses(self, model: Model, rows: Tensor) -> Tensor:
         logits = model(rows).float()
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
 
-    def cheats(self, model: nn.Module) -> bool:
+    def cheats(self, model: Model) -> bool:
         rows = self.choose[:1, : 2 * SHORTEST]
         other = rows.clone()
         other[:, SHORTEST:] = rows[:, SHORTEST:].flip(-1)
@@ -91,7 +93,7 @@ class HiddenToken(Reading):
         super().__init__(rows)
         self.mask = mask
 
-    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+    def _losses(self, model: Model, rows: Tensor) -> Tensor:
         slots, found = torch.arange(rows.shape[1]), []
         for phase in self.PHASES:
             hidden = slots % self.EVERY == phase
@@ -111,7 +113,7 @@ class Neighbours(Reading):
     def screens(self, large: bool) -> list[Tensor]:
         return [self.choose]  # a piece is one number
 
-    def _losses(self, model: nn.Module, rows: Tensor) -> Tensor:
+    def _losses(self, model: Model, rows: Tensor) -> Tensor:
         pieces = rows[:, : rows.shape[1] // self.PIECE * self.PIECE].unflatten(1, (-1, self.PIECE))  # as (r, p, s)
         passage = torch.arange(len(rows)).repeat_interleave(pieces.shape[1])
         y = F.normalize(model(pieces.flatten(0, 1)).float().mean(1), dim=-1)  # as (n, d)

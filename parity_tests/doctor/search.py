@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from parity_tests.doctor import absences, departures, mapping, numbers, settings
 from parity_tests.doctor.patient import Patient
@@ -103,12 +105,17 @@ class Search:
     def _loss(self, patient: Patient) -> float:
         return self.reading.mean_loss(patient.model())
 
-    def _losses(self, patient: Patient, rows: Tensor) -> Tensor | None:
-        """None where there is no such model: a departure from what this one lacks, a scaling of other widths."""
+    def _losses(self, repaired: Patient, rows: Tensor, patient: Patient, model: nn.Module) -> Tensor | None:
+        """None where there is no such model: a departure from what this one lacks, a scaling of other widths.
+
+        model: of the patient before it was repaired, which is called with other weights where nothing else is another.
+        """
         try:
-            return self.reading.losses(patient.model(), rows)
+            if repaired.config is not patient.config or repaired.departures:
+                return self.reading.losses(repaired.model(), rows)
+            return self.reading.losses(partial(functional_call, model, repaired.changed(patient)), rows)
         except AttributeError:
-            if not patient.departures:
+            if not repaired.departures:
                 raise
         except RuntimeError:
             pass
@@ -135,7 +142,7 @@ class Search:
         """What each repair gains on these tokens, of those that run, and that change anything there."""
         before = self.reading.losses(model, rows)
         for repair in self.track(repairs):
-            after = self._losses(repair.apply(patient), rows)
+            after = self._losses(repair.apply(patient), rows, patient, model)
             if after is not None and bool(after.isfinite().all()) and float((after - before).abs().max()) > LIVE:
                 yield float((before - after).mean()), repair
 
@@ -155,9 +162,9 @@ class Search:
         found, tried = self._best(patient, all_repairs(patient, ill=ill))
         if ill and (found is None or not found.gain.worth or found.repair.local or isinstance(found.repair, Departure)):
             harm, more = self._best(patient, list(absences.repairs(patient)))
-            if harm is not None and harm.gain.worth and harm.after < self.reading.ignorant():
-                if found is None or not found.gain.worth or harm.after < found.after:
-                    return harm, tried + more
+            least = self.reading.ignorant() if found is None or not found.gain.worth else found.after
+            if harm is not None and harm.gain.worth and harm.after < min(least, self.reading.ignorant()):
+                return harm, tried + more
         return found, tried
 
     def _best(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[Step | None, int]:
