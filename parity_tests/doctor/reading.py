@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import ClassVar
 
@@ -18,8 +18,9 @@ from parity_tests.doctor.text import Text, TextError
 
 Model = Callable[[Tensor], Tensor]
 """Ids (b, s) to logits (b, s, v) or vectors (b, s, d)."""
-LONGEST, SHORTEST, FEWEST = 256, 8, 64
-"""Tokens: the most and the least of a row, and the least of a text that a repair could be told from chance by."""
+LONGEST, USUAL, SHORTEST, FEWEST = 256, 32, 8, 64
+"""Tokens: the most of a row, what it has where passages are that long, the least; and the least of a text that a repair could
+be told from chance by."""
 
 
 class Reading(ABC):
@@ -133,7 +134,7 @@ def reading_of(patient: Patient, text: Text) -> Reading | str:
     reads = patient.record.reads(patient.config)
     if reads.source or reads.memory:
         return "a model of this family answers to something else than the text itself"
-    rows = _rows(text.passages, reads.reach)
+    rows = rows_of(text, reads.reach)
     if int(rows.max()) >= reads.vocab_size:
         raise TextError(f"{text.source}: token {int(rows.max())} is none of the model's {reads.vocab_size}")
     if reads.causal:
@@ -145,8 +146,9 @@ def reading_of(patient: Patient, text: Text) -> Reading | str:
     return HiddenToken(rows, text.mask)
 
 
-def _rows(passages: Sequence[Sequence[int]], reach: int | None) -> Tensor:
-    """All in rows of one length, of which most of the tokens are kept, and four rows at least."""
+def rows_of(text: Text, reach: int | None) -> Tensor:
+    """All passages in rows of one length, by which most tokens are kept; four rows at least. Errors: TextError for too few."""
+    passages = text.passages
     n = sum(map(len, passages))
     most = min(LONGEST, reach or LONGEST, n // 4)
     widths = sorted({min(len(passage), most) for passage in passages} | {most, min(most, n // 8)}, reverse=True)
@@ -154,7 +156,7 @@ def _rows(passages: Sequence[Sequence[int]], reach: int | None) -> Tensor:
     fit = {width: rows * width for width, rows in kept.items() if rows >= 4}
     if not fit or max(fit.values()) < FEWEST:
         raise TextError(f"the text has {n} tokens; a repair can be told from chance by {4 * FEWEST} or more")
-    width = max(fit, key=lambda width: fit[width])
+    width = max(fit, key=lambda width: (width >= USUAL, fit[width]))
     cut = chain.from_iterable(
         (passage[i : i + width] for i in range(0, len(passage) - width + 1, width)) for passage in passages
     )
