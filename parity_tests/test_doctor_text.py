@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from parity_tests.doctor.reading import NextToken, rows_of
 from parity_tests.doctor.statistics import WORTH, entropy, gain
-from parity_tests.doctor.text import KINDS, OWN, Text, TextError, own_text, words_of
+from parity_tests.doctor.text import KINDS, OWN, Text, TextError, Words, own_text, words_of
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_folder, write_gguf
 
 
@@ -62,8 +62,7 @@ def test_a_tokenizer_of_a_folder(tmp_path: Path) -> None:
 
 def test_the_doctors_own_text_has_two_passages_of_each_kind() -> None:
     assert sorted(path.stem for path in OWN.glob("*.txt")) == sorted(f"{kind}-{i}" for kind in KINDS for i in (1, 2))
-    letters = type("Letters", (), {"encode": staticmethod(lambda text: [*text.encode()]), "mask": None})()
-    text = own_text(letters)
+    text = own_text(Words(lambda text: [*text.encode()], mask=None))
     reading = NextToken(rows_of(text, reach=None))
     assert [len(part) for part in (reading.choose, reading.confirm)] == [len(reading.rows) // 2] * 2
     assert reading.n_tokens > 2000

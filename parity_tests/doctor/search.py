@@ -124,17 +124,21 @@ class Search:
     def _screened(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[list[Repair], int]:
         """Those that go on, the most promising first, and how many do anything here."""
         n, model = sum(t.numel() for t in patient.parameters.values()), patient.model()
-        left, live = list(repairs), 0
-        far: dict[str, Repair] = {}
-        for rows in self.reading.screens(n > LARGE):
+        screens = self.reading.screens(n > LARGE)
+        left, live, far = list(repairs), 0, []
+        for rows in screens:
             gains = list(self._gains(patient, model, left, rows))
-            live = live or len(gains)
-            least = max(NEAR, PART * max((gained for gained, _ in gains), default=0))
+            if not live:
+                live, far = len(gains), [repair for _, repair in gains if repair.far]
             gains.sort(key=lambda pair: -pair[0])
+            least = max(NEAR, PART * gains[0][0]) if gains else NEAR
             left = [repair for gained, repair in gains if gained > least]
-            far |= {repair.name: repair for _, repair in gains if repair.far}
-            far = {name: repair for name, repair in far.items() if repair not in left}
-        return [*left[:KEPT], *far.values()], live
+        left = left[:KEPT]
+        if len(screens) > 1:  # which were short
+            row = self.reading.choose[:1]
+            others = [repair for repair in far if repair not in left]
+            left += [repair for gained, repair in self._gains(patient, model, others, row) if gained > NEAR]
+        return left, live
 
     def _gains(
         self, patient: Patient, model: nn.Module, repairs: Sequence[Repair], rows: Tensor
@@ -185,7 +189,7 @@ class Search:
         chosen = self.reading.losses(models[0], self.reading.choose)
         return Step(
             repair=first.repair,
-            alike=tuple(each.repair for each in alike if each is not first),
+            alike=tuple(each.repair for each in alike if each.repair.name != first.repair.name),
             patient=first.patient,
             gain=gain(before, after, tried),
             tried=tried,
