@@ -106,7 +106,7 @@ def _rescaled(name: str, factor: float) -> Iterator[Repair]:
         if by != 1:
             said = f"{by:g}" if by > 1 else f"1/{1 / by:g}"
             so = f"this file's {name} is of another scale than its sisters"
-            yield Repair(name=f"{name} times {said}", so=so, apply=partial(divided, by))
+            yield Repair(name=f"{name} times {said}", so=so, apply=partial(divided, by), far=True)
 
 
 def _same(patient: Patient) -> Iterator[Oddity]:

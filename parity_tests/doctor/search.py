@@ -17,7 +17,7 @@ from parity_tests.doctor.reading import Reading
 from parity_tests.doctor.repair import Absence, Departure, Repair
 from parity_tests.doctor.statistics import WORTH, Gain, gain
 
-LARGE = 5_000_000
+LARGE = 20_000_000
 """Parameters from which repairs are first tried on few tokens."""
 LEVEL = 0.5
 """A trained model loses less than such a part of what knowing how often tokens occur leaves. One that does not may need
