@@ -150,6 +150,18 @@ def test_damage_that_nobody_knows_is_not_given_a_name(llama: Path, tmp_path: Pat
     assert NONE_FITS in said
 
 
+def test_a_block_that_does_harm_is_named(llama: Path, tmp_path: Path) -> None:
+    good, drawn = read(llama / "good"), torch.Generator().manual_seed(0)
+    name = "layers.1.ffn.down_proj.weight"
+    value = good.parameters[name]
+    bad = good.with_parameters({name: 2 * value.std() * torch.randn(value.shape, generator=drawn)})
+    examined = examine(saved(bad, tmp_path / "damaged"), lambda each: each, text=ids(llama))
+    assert not examined.steps
+    said = "\n".join(lines(examined))
+    assert NONE_FITS in said
+    assert "odd: with *layers.1.ffn* left out" in said
+
+
 def test_a_model_that_has_learned_nothing_is_not_repaired(llama: Path, tmp_path: Path) -> None:
     good, drawn = read(llama / "good"), torch.Generator().manual_seed(0)
     noise = {name: torch.randn(t.shape, generator=drawn) * 0.1 for name, t in good.parameters.items()}
@@ -222,11 +234,14 @@ def test_a_departure_that_looks_ahead_is_no_repair(llama: Path) -> None:
 
 def test_a_masked_model(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = saved(swapped("q_proj", "v_proj")(read(bert / "good")), tmp_path / "damaged")
+    labels = {"id2label": {"0": "no", "1": "yes"}}  # changes no result, and is kept
+    (damaged / "config.json").write_text(json.dumps(json.loads((damaged / "config.json").read_text()) | labels))
     given = ("--ids", bert / "ids", "--mask", fitted.MASK)
     code, said, _ = called(capsys, damaged, *given, "--fix", tmp_path / "fixed")
     assert code == 1, said
     assert "*q and v swapped* undone" in said
-    assert bytes_of(tmp_path / "fixed") == bytes_of(bert / "good")
+    assert bytes_of(tmp_path / "fixed")[0] == bytes_of(bert / "good")[0]
+    assert json.loads(bytes_of(tmp_path / "fixed")[1]) == json.loads(bytes_of(bert / "good")[1]) | labels
     code, said, _ = called(capsys, bert / "good", "--ids", bert / "ids")
     assert code == 0
     assert "which token hides others is not known; give its id by --mask" in said
@@ -254,6 +269,7 @@ def test_refusals_are_one_sentence(llama: Path, tmp_path: Path, capsys: pytest.C
     assert "the text has 5 tokens" in refused(llama / "good", "--ids", few)
     assert "holds no token ids" in refused(llama / "good", "--ids", wrong)
     assert "token 99 is none of the model's 13" in refused(llama / "good", "--ids", strange)
+    assert "there is no tokenizer" in refused(llama / "good", "--text", few)
     assert "is not an empty folder" in refused(llama / "good", "--ids", few, "--fix", llama)
     broken = tmp_path / "broken"
     shutil.copytree(llama / "good", broken)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from parity_tests.doctor.reading import NextToken, rows_of
 from parity_tests.doctor.statistics import WORTH, entropy, gain
-from parity_tests.doctor.text import KINDS, OWN, Text, TextError, Words, own_text, words_of
+from parity_tests.doctor.text import KINDS, OWN, Text, TextError, Words, own_text, text_of, words_of
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_folder, write_gguf
 
 
@@ -55,6 +55,10 @@ def test_a_tokenizer_of_a_folder(tmp_path: Path) -> None:
     assert words is not None
     assert words.encode("one two three") == [0, 2, 3, 4]  # as a whole, whatever it is cut to elsewhere
     assert words.mask == 1
+    (tmp_path / "text").write_text("two one")
+    assert text_of(tmp_path / "text", words).passages == [[0, 3, 2]]
+    with pytest.raises(TextError, match="cannot be read as text"):
+        text_of(tmp_path / "nowhere", words)
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(TextError, match=r"is no tokenizer .* fetch it again, or give --ids"):
         words_of(folder)

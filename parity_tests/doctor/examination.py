@@ -9,7 +9,9 @@ from parity_tests.doctor.patient import read
 from parity_tests.doctor.reading import reading_of
 from parity_tests.doctor.report import Examined
 from parity_tests.doctor.search import Search, Track
-from parity_tests.doctor.text import Text, own_text, text_of, words_of
+from parity_tests.doctor.text import Text, TextError, own_text, text_of, words_of
+
+NO_TOKENIZER = "there is no tokenizer that is read here; give ids by --ids"
 
 
 def examine(path: Path, track: Track, *, text: Text | Path | None = None, n_layers: int | None = None) -> Examined:
@@ -28,11 +30,7 @@ def examine(path: Path, track: Track, *, text: Text | Path | None = None, n_laye
             patient=patient, oddities=odd, alike=alike, unread="the first layers alone give no probabilities"
         )
     tokens = text if isinstance(text, Text) else _tokens(path, text)
-    reading = (
-        "the file has no tokenizer that is read here; give ids by --ids"
-        if tokens is None
-        else reading_of(patient, tokens)
-    )
+    reading = NO_TOKENIZER if tokens is None else reading_of(patient, tokens)
     if isinstance(reading, str):
         return Examined(patient=patient, oddities=odd, alike=alike, unread=reading)
     found = Search(reading, track).run(patient)
@@ -41,6 +39,6 @@ def examine(path: Path, track: Track, *, text: Text | Path | None = None, n_laye
 
 def _tokens(path: Path, file: Path | None) -> Text | None:
     words = words_of(path)
-    if words is None:
-        return None
-    return own_text(words) if file is None else text_of(file, words)
+    if words is None and file is not None:
+        raise TextError(f"{path}: {NO_TOKENIZER}")
+    return None if words is None else own_text(words) if file is None else text_of(file, words)

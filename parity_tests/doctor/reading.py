@@ -109,7 +109,7 @@ class Neighbours(Reading):
     """
 
     unit = "piece"
-    PIECE, TEMPERATURE = 12, 0.05
+    PIECE, TEMPERATURE = 8, 0.1
 
     def screens(self, large: bool) -> list[Tensor]:
         return [self.choose]  # a piece is one number
