@@ -1,8 +1,9 @@
-"""The options of the command line, as pytest has to know them before it looks for tests.
+"""What pytest loads wherever this project is installed, for every project that is tested there: it looks whether the call is
+about these tests, and only then switches on `suite`.
 
-pytest takes what follows an option that it does not know for a place of tests, and what lies there says what its root is, and
-so which conftest.py is read. Where this project is installed, the options come from here, as an entry point; where it is not,
-from conftest.py, and then `--checkpoint=PATH` has to be written with its sign.
+In a checkout it gives the options at once, as pytest takes what follows an option that it does not know for a place of tests,
+and what lies there says what its root is, and so which conftest.py is read. In a checkout that is not installed they come from
+conftest.py, and then `--checkpoint=PATH` has to be written with its sign.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import pytest
 
 from parity_tests.harness.names import PRECISIONS
 
-CHECKOUT = Path(__file__).parents[1]
-RECORDS = CHECKOUT / "parity_tests" / "families"
+PACKAGE = Path(__file__).parent
+CHECKOUT = PACKAGE.parent
+"""Where the packages lie: a checkout, or where an installation has put them."""
+IS_CHECKOUT = (CHECKOUT / "pyproject.toml").is_file() and (CHECKOUT / "conftest.py").is_file()
+RECORDS = PACKAGE / "families"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--family": {
@@ -56,12 +60,25 @@ def add_options(parser: pytest.Parser) -> None:
 
 def is_called_here() -> bool:
     """Whether pytest was called in this checkout. Elsewhere other projects have options of these names."""
-    return Path.cwd().is_relative_to(CHECKOUT)
+    return IS_CHECKOUT and Path.cwd().is_relative_to(CHECKOUT)
+
+
+def is_ours(argument: str) -> bool:
+    """Whether an argument names these tests: by their package, for --pyargs, or by where they lie."""
+    place = argument.split("::")[0]
+    return place.split(".")[0] == PACKAGE.name or Path(place).absolute().is_relative_to(PACKAGE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     if is_called_here():
         add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """pytest has settled on its root, and not yet on its options."""
+    if not is_called_here() and any(map(is_ours, args)):
+        early_config.pluginmanager.import_plugin("parity_tests.suite")
 
 
 def joined(arguments: Sequence[str]) -> list[str]:

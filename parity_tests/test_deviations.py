@@ -83,7 +83,7 @@ def alike(run: Run, one: Any, other: Any, schedule: str | None) -> bool:
         return agreement(batches, [read_ours(one, batch, sizes)[0] for batch in batches], other, sizes).verdict == "same"
     for traced in run.traces:
         here, there = (ours.trace(model, traced.batch, run.units) for model in (one, other))
-        if any(moved(there[name], value) > BAR for name, value in here.items()):
+        if here.keys() != there.keys() or any(moved(there[name], value) > BAR for name, value in here.items()):
             return False
     return True
 

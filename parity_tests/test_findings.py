@@ -16,7 +16,7 @@ from parity_tests.families.scaling_deviations import DIVISORS_DROPPED
 from parity_tests.harness import hf
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.lens import Lens
-from parity_tests.harness.record import Known
+from parity_tests.harness.record import FOUND_HERE, Known
 from parity_tests.tiny_checkpoints import CONFIG, tensors_of, write_gguf
 from reference_impl.losses import language_model_loss
 
@@ -210,19 +210,30 @@ def small_of(name: str, config: dict[str, Any]) -> Any:
     return kind(kind.config_class(**config)).eval()
 
 
-def known(name: str, since: str = "0", until: str | None = None) -> Known:
-    return Known(name=name, sites=(), link="found here: see Findings in the README", since=since, until=until)
+def known(name: str, smallest: str = "", since: str = "0", until: str | None = None) -> Known:
+    return Known(name=name, smallest=smallest, sites=(), link=FOUND_HERE, since=since, until=until)
 
 
 FINDINGS: dict[Callable[..., bool], Known] = {
-    grouped_in_half_precision: known("grouped_mm raises in half precision when a width is no multiple of 8", since="5.0.0"),
+    grouped_in_half_precision: known(
+        "grouped_mm, the default, raises in half precision when a width is no multiple of 8", since="5.0.0"
+    ),
     grouped_in_float32: known("grouped_mm, the default, raises in float32 when a width is no multiple of 4", since="5.0.0"),
-    deepseek_v2_as_it_is: known("DeepseekV2Config() as it is cannot run a forward"),
+    deepseek_v2_as_it_is: known("a DeepSeek-V2 of the config as it is cannot run a forward", "`DeepseekV2Config()`"),
     width_no_multiple_of_heads: known("a hidden_size that is no multiple of the heads is refused with head_dim", since="5.0.0"),
-    jitter_in_place: known("router jitter multiplies the caller's tensor in place"),
-    repetition_of_padding: known("repetition_penalty takes padding for text", until="5.23.0"),
-    repetition_of_padding_in_the_source: known("encoder_repetition_penalty takes padding for text"),
-    beams_filled_with_eos: known("beams that have ended are filled with the end of text where padding is the token 0"),
+    jitter_in_place: known(
+        "router jitter multiplies the caller's tensor in place", "`MixtralSparseMoeBlock.train()(x)`, then look at `x`"
+    ),
+    repetition_of_padding: known(
+        "repetition_penalty takes padding for text", "two rows, one padded, `output_scores=True`", until="5.23.0"
+    ),
+    repetition_of_padding_in_the_source: known(
+        "encoder_repetition_penalty takes padding for text", "two rows, one padded, `output_scores=True`"
+    ),
+    beams_filled_with_eos: known(
+        "beams that have ended are filled with the end of text where padding is the token 0, as T5's is",
+        "`num_beams=4, num_return_sequences=4, pad_token_id=0`",
+    ),
     divisors_of_a_gguf: known("a Llama GGUF's rope_freqs.weight, the divisors of the frequencies, is dropped in silence"),
     qwen3_gguf: known("a Qwen3 GGUF loads only with a head width of 128: attention.key_length is passed over"),
     all_layers_dense: known("a Qwen MoE whose layers are all dense raises when router logits are asked for", since="5.0.0"),
@@ -237,7 +248,7 @@ FINDINGS: dict[Callable[..., bool], Known] = {
 
 @pytest.mark.parametrize("reproduce", FINDINGS, ids=lambda reproduce: reproduce.__name__)
 def test_a_finding_reproduces(reproduce: Callable[..., bool], tmp_path: Path) -> None:
-    """Strict, as known differences are: once upstream mends it, the range of releases and the README are to be closed."""
+    """Strict, as known differences are: once upstream mends it, its range of releases is to be closed."""
     finding = FINDINGS[reproduce]
     expected = finding.in_release(hf.VERSION)
     if reproduce(tmp_path) != expected:

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 import weight_mapping
-from fixtures.values import fill
 from parity_tests.families import FAMILIES
+from parity_tests.fixtures.values import fill
 from parity_tests.harness import hf, ours
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.collection import families_of, options_of
@@ -56,7 +56,7 @@ def write(folder: Path, family: Family, config: dict[str, Any]) -> None:
     """A checkpoint of this config, filled as the fixtures are. Errors: MappingError when the reference refuses it."""
     plan = plan_for(*parse_config(config, "hf"), "hf")
     shapes = {name: tuple(tensor.shape) for name, tensor in plan.backward(plan.targets).items()}
-    tensors = fill(shapes, importlib.import_module(f"fixtures.{family.name}").FILL)
+    tensors = fill(shapes, importlib.import_module(f"parity_tests.fixtures.{family.name}").FILL)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
 

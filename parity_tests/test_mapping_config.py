@@ -1,6 +1,8 @@
 """Configs of both generations and of published models, read and written. transformers is the second witness."""
 
+import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from transformers import AutoConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from parity_tests.harness import hf
+from parity_tests.harness.record import Known
 from parity_tests.tiny_checkpoints import (
     CONFIG,
     DEEPSEEK,
@@ -26,7 +30,7 @@ from weight_mapping.loading import plan_for
 ALL_VARIANTS = {**VARIANTS, **DEEPSEEK_VARIANTS}
 BASES: dict[str, dict[str, Any]] = {"llama": CONFIG, "deepseek_v3": DEEPSEEK}
 ROTARY: dict[str, Any] = {"llama": LlamaRotaryEmbedding, "deepseek_v3": DeepseekV3RotaryEmbedding}
-PUBLISHED = sorted((Path(__file__).parents[1] / "fixtures/configs/published").glob("*.json"))
+PUBLISHED = sorted((Path(__file__).parent / "fixtures/configs/published").glob("*.json"))
 
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "default": None,
@@ -103,6 +107,18 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     _, said = parse_config(json.loads(theirs.to_json_string(use_diff=False)), "hf")
     assert parse_config({"model_type": family}, "hf")[1] == said
 
+UNTIL_5 = Known(name="nulls and longrope are read otherwise", sites=(), until="5.0.0", link="measured with 4.57.6")
+READ_OTHERWISE = {
+    "yarn-nulls": "as it is",
+    "longrope": "as it is",
+    "longrope-factor": "as it is, and as we write it",
+    "longrope-no-original": "as we write it",
+    "longrope-shorter": "as we write it",
+}
+"""Of which transformers 4 makes another amplitude, or fails. What helps the second, an original length at the top, spoils the
+last two, whose factor then is another.
+"""
+
 
 @pytest.mark.parametrize("config", BASES.values(), ids=BASES)
 @pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
@@ -115,21 +131,29 @@ def test_both_generations_give_one_config(scaling: dict[str, Any] | None, config
         {**config, "rope_scaling": scaling and {**scaling, **(typed or {})}},
         {**base, "rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": 5000}},
         {**config, "rope_parameters": {**(scaling or {}), "rope_theta": 5000.0}},
-        json.loads(AutoConfig.for_model(**{**config, "rope_scaling": scaling and dict(scaling)}).to_json_string()),
     ]
+    if not (scaling == SCALINGS["yarn-nulls"] and UNTIL_5.in_release(hf.VERSION)):
+        spellings.append(json.loads(AutoConfig.for_model(**copy.deepcopy(spellings[0])).to_json_string()))
     configs = [parse_config(raw, "hf")[1] for raw in spellings]
     assert all(config == configs[0] for config in configs)
 
 
 @pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
-def test_rope_is_read_as_transformers_reads_it(scaling: dict[str, Any] | None, base: dict[str, Any]) -> None:
-    family, config = parse_config({**base, "rope_scaling": scaling}, "hf")
-    rope, rewritten = vars(config)["rope"], render_config(family, config, torch.float32)
-    for raw in ({**base, "rope_scaling": scaling}, rewritten):
-        theirs = ROTARY[base["model_type"]](AutoConfig.for_model(**json.loads(json.dumps(raw))))
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_rope_is_read_as_transformers_reads_it(scaling: str, base: dict[str, Any]) -> None:
+    raw = {**base, "rope_scaling": SCALINGS[scaling]}
+    family, config = parse_config(raw, "hf")
+    rope = vars(config)["rope"]
+
+    def read(raw: dict[str, Any]) -> None:
+        theirs = ROTARY[base["model_type"]](AutoConfig.for_model(**copy.deepcopy(raw)))
         assert torch.equal(rope.scaling.frequencies(rope.theta, rope.width, 32), theirs.inv_freq)
         assert rope.scaling.amplitude() == theirs.attention_scaling
+
+    otherwise = READ_OTHERWISE.get(scaling, "") if UNTIL_5.in_release(hf.VERSION) else ""
+    for name, said in {"as it is": raw, "as we write it": render_config(family, config, torch.float32)}.items():
+        with pytest.raises((TypeError, AssertionError)) if name in otherwise else nullcontext():
+            read(said)
 
 
 def test_longrope_says_its_original_length_where_transformers_4_looks_for_it() -> None:

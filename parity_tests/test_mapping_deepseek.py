@@ -26,7 +26,7 @@ from weight_mapping import MappingError, load, open_checkpoint, save
 from weight_mapping.config import parse_config
 from weight_mapping.loading import parameters_of, plan_for
 
-PUBLISHED = Path(__file__).parents[1] / "fixtures/configs/published/DeepSeek-V3.json"
+PUBLISHED = Path(__file__).parent / "fixtures/configs/published/DeepSeek-V3.json"
 TENSORS = tensors_of(DEEPSEEK)
 
 

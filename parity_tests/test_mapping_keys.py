@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-import fixtures
+from parity_tests import fixtures
 from parity_tests.tiny_checkpoints import CONFIG
 from weight_mapping import MappingError
 from weight_mapping.config import is_accounted_for, parse_config

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import weight_mapping
-from fixtures import tiny
 from parity_tests.families import FAMILIES
+from parity_tests.fixtures import tiny
 from parity_tests.harness import hf
 from parity_tests.harness.record import Backend
 from parity_tests.tiny_checkpoints import same

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import weight_mapping
-from fixtures import tiny
+from parity_tests.fixtures import tiny
 from parity_tests.harness import hf
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.record import Backend

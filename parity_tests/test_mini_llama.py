@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fixtures.llama import FILL
-from fixtures.values import fill
+from parity_tests.fixtures.llama import FILL
+from parity_tests.fixtures.values import fill
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, tokens
 from parity_tests.harness.compare import BAR, DTYPES, largest_relative

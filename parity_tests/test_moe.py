@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.values import integers
+from parity_tests.fixtures.values import integers
 from reference_impl.moe import Experts, GroupLimitedRouter, MoE, SoftmaxRouter
 
 D_MODEL, D_FF, N_EXPERTS, N_TOKENS = 6, 10, 7, 12

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.values import around_one
+from parity_tests.fixtures.values import around_one
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.torch_twins import filled, vectors
 from reference_impl.mixer import MixerLayer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures import real
+from parity_tests.fixtures import real
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, from_ids
 from parity_tests.harness.case import Case, reads, reference, twin

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.values import around_one, bias, shifted
+from parity_tests.fixtures.values import around_one, bias, shifted
 from parity_tests.harness.batches import padded, tokens
 from parity_tests.harness.compare import DTYPES, largest_relative
 from parity_tests.harness.shapes import unchecked

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.values import Fill, around_one, bias, fill, integers, linear
+from parity_tests.fixtures.values import Fill, around_one, bias, fill, integers, linear
 from parity_tests.harness.compare import DTYPES, under_lens, within_budget
 from weight_mapping.loading import parameters_of
 from weight_mapping.plan import plan

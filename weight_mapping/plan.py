@@ -137,7 +137,7 @@ def plan(table: Table, parameters: Mapping[str, Tensor]) -> Plan:
         for drop in table.drops
         for source in table.spellings(drop.source)
         for beside in (table.spellings(drop.beside) if drop.beside else (None,))
-        if source != beside  # by another spelling of either, a tensor may bear both names
+        if source != beside or drop.source == drop.beside  # respelled, one tensor may bear both names
     )
     dropped = ((name, drop) for drop in drops if not drop.beside for name in spelled_out(drop.source, table.index))
     spellings = {name: table.spellings(name) for rule in rules for name in rule.sources}

@@ -1,4 +1,4 @@
-"""`python -m parity_tests doctor PATH`."""
+"""`hf-parity doctor PATH`, or `python -m parity_tests doctor PATH`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m parity_tests doctor",
+        prog="hf-parity doctor",
         description="Is a trained checkpoint damaged? Parity cannot tell, as both sides read the same file. "
         "Exit code 0: nothing was found; 1: a repair or something odd; 4: the checkpoint or the text was refused.",
     )

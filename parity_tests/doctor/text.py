@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import fixtures
+from parity_tests import fixtures
 from weight_mapping import open_checkpoint
 from weight_mapping.container import Checkpoint
 

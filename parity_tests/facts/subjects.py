@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fixtures
-from fixtures.values import around_one, bias, integers
+from parity_tests import fixtures
 from parity_tests.facts.record import released
+from parity_tests.fixtures.values import around_one, bias, integers
 from parity_tests.harness.compare import BAR
 from parity_tests.harness.hf import Absent
 from parity_tests.harness.lens import Lens

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures import bart as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
-from parity_tests.harness.record import LOADING, PUBLISHED, Family, Known
+from parity_tests.fixtures import bart as tiny
+from parity_tests.harness.record import FOUND_HERE, LOADING, PUBLISHED, Family, Known
 from reference_impl import initialisation
 
 
@@ -47,13 +47,14 @@ FAMILY = Family(
             sites=("initial.drawn",),
             since="5.0.0",
             where=lambda config: not config.tied_head,
-            link="found here: see Findings in the README",
+            link=FOUND_HERE,
             unexplained="what parameters begin as is no part of a forward",
         ),
         beside.no_tuple_by_config("5.0.0"),
         LAYERDROP,
         Known(
             name="without a tied head, embeddings that the file holds once stay random on both sides",
+            smallest='`tie_word_embeddings=False`, save in 4.57.6, load',
             sites=(LOADING,),
             variants=("untied-once",),
             link="measured in 4.57.6, which writes such files, and in 5.24.0, which writes the embedding three times",

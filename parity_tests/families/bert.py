@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fixtures import bert as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
+from parity_tests.fixtures import bert as tiny
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import (
@@ -229,6 +229,7 @@ FAMILY = Family(
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
+            smallest='`BertLMHeadModel` with `add_cross_attention`, `generate(ids, encoder_hidden_states=m)`',
             sites=("greedy", "left-padded", "eos"),
             since="5.1.0",
             where=lambda config: config.cross_attention,

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fixtures import deepseek_v2 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
@@ -10,7 +9,8 @@ from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
-from parity_tests.harness.record import FORWARD, PUBLISHED, Backend, Family, Known
+from parity_tests.fixtures import deepseek_v2 as tiny
+from parity_tests.harness.record import FORWARD, FOUND_HERE, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v2 import DeepseekV2Layer
 
 MSCALE = ("yarn", "rope-yarn-mscale*")
@@ -71,6 +71,7 @@ FAMILY = Family(
         ),
         Known(
             name="norm_topk_prob is not read",
+            smallest='`norm_topk_prob=True`',
             sites=("ffn.router.weights", "ffn"),
             where=lambda config: config.normalised,
             link="no issue known",
@@ -78,10 +79,11 @@ FAMILY = Family(
         ),
         Known(
             name="an odd qk_nope_head_dim or kv_lora_rank raises where nothing is cast: view_as_complex wants even strides",
+            smallest='`qk_nope_head_dim=11`, one layer, float32',
             sites=(FORWARD,),
             where=lambda config: config.d_nope % 2 == 1 or config.kv_lora_rank % 2 == 1,
             precisions=("f64", "f32"),
-            link="found here: see Findings in the README",
+            link=FOUND_HERE,
             raises="RuntimeError",
         ),
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures import deepseek_v3 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import latent_deviations as latent
@@ -12,6 +11,7 @@ from parity_tests.families import moe_deviations as mixtures
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.moe_units import LATENT_ATTENTION, mixture
 from parity_tests.families.units import block, decoder_units
+from parity_tests.fixtures import deepseek_v3 as tiny
 from parity_tests.harness.record import LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.deepseek_v3 import DeepseekV3Layer
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parity_tests.harness.record import AS_ONE_READS, Deviation, Known
+from parity_tests.harness.record import AS_ONE_READS, FOUND_HERE, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
@@ -23,16 +23,18 @@ from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, 
 
 BOOLEAN_MASK_KNOWN = Known(
     name="eager attention adds a boolean mask of four dimensions to the scores",
+    smallest='`model(ids, attention_mask=torch.ones(1, 1, s, s).tril().bool())`; sdpa reads it right',
     sites=("mask-4d.bool",),
     attention=("eager",),
-    link="found here: see Findings in the README",
+    link=FOUND_HERE,
     explained="a boolean mask is added to the scores",
     local=True,
 )
 PACKED_KNOWN = Known(
     name="several texts in one row see each other when a cache is kept",
+    smallest='`model(ids, position_ids=[[0, 1, 2, 0, 1]])` with `use_cache` True, which is the default, and False',
     sites=("packed.with-cache",),
-    link="found here: see Findings in the README",
+    link=FOUND_HERE,
     explained=AS_ONE_READS,
     local=True,
 )

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fixtures import fnet as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import bare_bias, each, forward_of
 from parity_tests.families.units import block, only_hidden, output
+from parity_tests.fixtures import fnet as tiny
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import PUBLISHED, Arguments, Backend, Call, Deviation, Family, Site, Unit, in_layers
 from reference_impl import initialisation

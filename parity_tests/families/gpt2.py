@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures import gpt2 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.transformer_units import attention_input, cross_input, held, layer_input, passed, probs
 from parity_tests.families.units import NO_MASK, block, output, visible
+from parity_tests.fixtures import gpt2 as tiny
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import PUBLISHED, Backend, Deviation, Family, Known, Site, Unit, in_layers
 from reference_impl import initialisation

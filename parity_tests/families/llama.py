@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from fixtures import llama as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families.units import LLAMA_LAYER, decoder_units
+from parity_tests.fixtures import llama as tiny
 from parity_tests.harness.record import PUBLISHED, Family, Known
 from reference_impl.models.llama import LlamaLayer
 from reference_impl.rope_scaling import DynamicNTK

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fixtures import mamba as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
+from parity_tests.fixtures import mamba as tiny
 from parity_tests.harness.batches import Reads
 from parity_tests.harness.record import (
     PUBLISHED,
@@ -233,6 +233,7 @@ FAMILY = Family(
         ),
         Known(
             name="several tokens on a state find no memory",
+            smallest='six tokens, then five on the state',
             sites=("dynamic.chunks", "dynamic.chunks.held"),
             since="5.15.0",
             link=OF_MAMBA_2,
@@ -240,6 +241,7 @@ FAMILY = Family(
         ),
         Known(
             name="beams that change places leave their states behind",
+            smallest='`num_beams=3`',
             sites=(
                 "settings.num_beams",
                 "settings.num_return_sequences",
@@ -253,6 +255,7 @@ FAMILY = Family(
         ),
         Known(
             name="steps after a prompt that is shorter than the convolution go wrong in every row but the first",
+            smallest='two rows of one token',
             sites=("settings.forced_bos_token_id", "settings.begin_suppress_tokens.forced_bos", "settings.as-summaries"),
             until="5.4.0",
             unexplained="rows of a batch differ in it, and the reference has no rows that do",
@@ -276,6 +279,7 @@ FAMILY = Family(
         ),
         Known(
             name="the gate is SiLU whatever hidden_act says",
+            smallest='`hidden_act="gelu"`',
             sites=("mixer",),
             since="5.15.0",
             where=lambda config: config.activation != "silu",
@@ -284,6 +288,7 @@ FAMILY = Family(
         ),
         Known(
             name="what padding is projected to, a bias, reaches the convolution",
+            smallest='`use_bias=True`, a row padded on the left',
             sites=("mixer.inputs",),
             since="5.15.0",
             where=lambda config: config.bias,

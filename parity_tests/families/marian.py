@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from fixtures import marian as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import BACKENDS, LAYERDROP, LAYERS_DRAWN, post_norm_units, reads
+from parity_tests.fixtures import marian as tiny
 from parity_tests.harness.record import LOADING, PUBLISHED, Deviation, Family, Known
 from reference_impl import initialisation
 from reference_impl.sinusoidal import sinusoidal_interleaved
@@ -55,6 +55,7 @@ FAMILY = Family(
         LAYERDROP,
         Known(
             name="the table of sines is trained once it was loaded, and not saved",
+            smallest='`from_pretrained`, a step of SGD, save, load',
             sites=("trainable",),
             since="5.0.0",
             link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
@@ -62,6 +63,7 @@ FAMILY = Family(
         ),
         Known(
             name="the encoder does not scale embeddings given for ids, as the decoder does",
+            smallest='`scale_embedding=True`, `inputs_embeds`',
             sites=("inputs_embeds",),
             where=lambda config: config.scaled_embedding,
             link="measured in 4.57.6 and 5.24.0",

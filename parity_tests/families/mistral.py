@@ -1,11 +1,11 @@
 """Mistral 7B to Nemo."""
 
-from fixtures import mistral as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.fixtures import mistral as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.mistral import MistralLayer
 

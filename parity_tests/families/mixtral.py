@@ -1,6 +1,5 @@
 """Mixtral 8x7B and 8x22B."""
 
-from fixtures import mixtral as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
@@ -8,6 +7,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.fixtures import mixtral as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family, everywhere
 from reference_impl.models.mixtral import MixtralLayer
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parity_tests.families.deviations import constant, each, forward_of
-from parity_tests.harness.record import Deviation, Known
+from parity_tests.harness.record import FOUND_HERE, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.moe import (
     DeepSeekMoE,
@@ -34,15 +34,16 @@ KNOWN = (
     ),
     Known(
         name="the load-balancing loss takes the mask of the cache for that of the new tokens",
+        smallest='six tokens cached, one new, `output_router_logits=True`, `attention_mask=torch.ones(1, 7)`',
         sites=("load-balancing.cached",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         raises="RuntimeError",
     ),
     Known(
         name="the load-balancing loss takes the mask of the cache for that of the new tokens, and is no number",
         sites=("load-balancing.cached",),
         until="5.0.0",
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         unexplained="a mask laid over other tokens than its own has no meaning that the reference could have",
     ),
 )

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fixtures import poolformer as tiny
-from fixtures.values import integers
 from parity_tests.families import siblings
 from parity_tests.families.deviations import bare_bias, constant, each, forward_of
 from parity_tests.families.units import block, output
+from parity_tests.fixtures import poolformer as tiny
+from parity_tests.fixtures.values import integers
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import PUBLISHED, Backend, Beside, Deviation, Family, Site, Unit
 from reference_impl import initialisation

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fixtures import qwen2_moe as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
@@ -12,6 +11,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
+from parity_tests.fixtures import qwen2_moe as tiny
 from parity_tests.harness.record import AS_ONE_READS, CONFIG_ALONE, LOADING, PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen2_moe import Qwen2MoeLayer
 
@@ -146,6 +146,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
+            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from fixtures import qwen3 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
+from parity_tests.fixtures import qwen3 as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.qwen3 import Qwen3Layer
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fixtures import qwen3_moe as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import moe_deviations as mixtures
@@ -10,6 +9,7 @@ from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
 from parity_tests.families.moe_units import mixture
 from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, QK_NORM, decoder_units
+from parity_tests.fixtures import qwen3_moe as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family, Known
 from reference_impl.models.qwen3_moe import Qwen3MoeLayer
 
@@ -48,6 +48,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
+            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
             sites=("mask", "attn.probs", "attn"),
             where=windows.in_some_layers,
             link="no issue known",

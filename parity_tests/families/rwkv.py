@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fixtures import rwkv as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import transformer_deviations as shared
 from parity_tests.families.deviations import constant, each, forward_of
 from parity_tests.families.recurrent_deviations import forgetting
 from parity_tests.families.units import block, hidden, output
+from parity_tests.fixtures import rwkv as tiny
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.record import (
     FORWARD,
+    FOUND_HERE,
     PUBLISHED,
     Arguments,
     Backend,
@@ -106,12 +107,14 @@ BEAMS = tuple(
 KNOWN = (
     Known(
         name="time_first begins as ones in every channel, and not around log 0.3",
+        smallest='`RwkvForCausalLM(RwkvConfig())`',
         sites=("initial.time.first",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         unexplained="what parameters begin as is no part of a forward",
     ),
     Known(
         name="beams that change places leave their states behind",
+        smallest='`num_beams=3`',
         sites=BEAMS,
         until="5.13.0",
         link="measured, release by release",
@@ -126,6 +129,7 @@ KNOWN = (
     ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
+        smallest='`attention_hidden_size=32`, two tokens one by one',
         sites=(FORWARD,),
         where=lambda config: config.d_inner != config.d_model,
         link="measured: right without a state",
@@ -133,6 +137,7 @@ KNOWN = (
     ),
     Known(
         name="a step of one token mixes each row with the last tokens of the others",
+        smallest='two rows, six tokens, then one on the state',
         sites=("greedy", "eos"),
         link="measured: logits (b, b, v) for tokens (b, 1)",
         unexplained="what comes out has another shape than any model of a batch gives",
@@ -147,6 +152,7 @@ KNOWN = (
     ),
     Known(
         name="weights are divided in place, and so have other gradients",
+        smallest='a forward in evaluation mode, save, load: divided twice (`rescale_every`)',
         sites=("gradients", "step"),
         where=lambda config: config.halvings(config.n_layers - 1) > 0,
         link="by design",

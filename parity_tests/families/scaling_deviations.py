@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixtures.scalings import ORIGINAL
 from parity_tests.families.deviations import Change, each, with_rope
-from parity_tests.harness.record import CONFIG_ALONE, LOADING, Alone, Deviation, Known
+from parity_tests.fixtures.scalings import ORIGINAL
+from parity_tests.harness.record import CONFIG_ALONE, FOUND_HERE, LOADING, Alone, Deviation, Known
 from reference_impl.decoder import Decoder
 from reference_impl.position import RopeConfig, RotaryEmbedding
 from reference_impl.rope_scaling import Divided, DynamicNTK, Llama3, LongRoPE, Unscaled, YaRN, inverse_frequencies
@@ -178,7 +178,7 @@ def without_a_width(until: str | None) -> tuple[Known, ...]:
             until=until,
             where=_is(*kinds),
             says=_no_width,
-            link="found here: see Findings in the README",
+            link=FOUND_HERE,
             raises=error,
         )
 
@@ -195,9 +195,10 @@ DIVISORS_DROPPED = Deviation(
 )
 DIVISORS_KNOWN = Known(
     name="GGUF's divisors of the frequencies are dropped",
+    smallest='`rope_freqs.weight` of `[1, 8]`, heads of width 4',
     sites=("rope.cos", "rope.sin"),
     where=_is(Divided),
-    link="found here: see Findings in the README",
+    link=FOUND_HERE,
     explained="the divisors of the frequencies are dropped",
 )
 """Of families whose GGUF files hold some. No fixture is a GGUF file: `test_findings.py` shows both."""

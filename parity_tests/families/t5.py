@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fixtures import t5 as tiny
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import seq2seq_deviations as sides
 from parity_tests.families import transformer_deviations as mistakes
 from parity_tests.families.seq2seq_units import attention, begin, cross, end, layer, part, reads
+from parity_tests.fixtures import t5 as tiny
 from parity_tests.harness.record import (
     CONFIG_ALONE,
+    FOUND_HERE,
     PUBLISHED,
     Arguments,
     Backend,
@@ -188,24 +189,27 @@ FAMILY = Family(
     known=(
         Known(
             name="a model that is not tied begins tied: a T5Config knows no other way",
+            smallest='`T5ForConditionalGeneration(T5Config(tie_word_embeddings=False))`: `lm_head.weight is shared.weight`',
             sites=("initial.drawn",),
             since="5.0.0",
             where=lambda config: not config.tied_head,
-            link="found here: see Findings in the README",
+            link=FOUND_HERE,
             unexplained="what parameters begin as is no part of a forward",
         ),
         Known(
             name="every config says that the head is tied, and scale_decoder_outputs keeps what the file said",
+            smallest='`T5Config(tie_word_embeddings=False).tie_word_embeddings`',
             sites=("config.tied_head",),
             since="5.0.0",
             where=lambda config: not config.tied_head,
-            link="found here: see Findings in the README",
+            link=FOUND_HERE,
             unexplained=CONFIG_ALONE,
         ),
         beside.no_tuple_by_config("5.0.0"),
         *(
             Known(
                 name="a decoder deeper than the encoder cannot generate: its cache has the encoder's layers",
+                smallest='`num_layers=2, num_decoder_layers=3`',
                 sites=sites,
                 since=since,
                 until=until,

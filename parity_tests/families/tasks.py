@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixtures.values import integers
+from parity_tests.fixtures.values import integers
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.hf import NAMES, WITH_SOURCE
 from parity_tests.harness.record import Fed, Task

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parity_tests.families import deviations as shared
 from parity_tests.families.deviations import Change, each, forward_of
-from parity_tests.harness.record import Alone, Deviation, Known
+from parity_tests.harness.record import FOUND_HERE, Alone, Deviation, Known
 from reference_impl.attention import Attention, merge_heads, softmax_attention, split_heads
 from reference_impl.cache import KVCache, LayerCache
 from reference_impl.decoder import Decoder
@@ -292,11 +292,12 @@ _HELD = ("dynamic.steps.held", "cache.held", "cache.training")
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
+        smallest='`sliding_window=1`, five tokens, then one',
         sites=("dynamic.steps", *_STEPS_AT_ONE, *_HELD, "greedy", "left-padded.alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
         attention=("eager",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         explained="a window of one token is forgotten in steps",
         local=True,  # a static cache keeps the window
     ),
@@ -306,7 +307,7 @@ WINDOW_OF_ONE = (
         since="5.2.0",
         where=_of_one,
         attention=("eager",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         explained="a window of one token is forgotten in steps",
         local=True,
     ),
@@ -326,7 +327,7 @@ WINDOW_OF_ONE = (
         since="4.56.0",
         where=_of_one,
         attention=("sdpa",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         unexplained="what sdpa makes of padding has no meaning, and here it is seen",
     ),
     Known(
@@ -335,16 +336,17 @@ WINDOW_OF_ONE = (
         since="4.56.0",
         where=_of_one,
         attention=("sdpa",),
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         explained="a window of one token is forgotten in steps",
         local=True,
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, and several tokens meet a mask of another width",
+        smallest='`sliding_window=1`, five tokens, then two',
         sites=("dynamic.chunks", "dynamic.window.across", "dynamic.chunks.held", "prefilled"),
         since="4.56.0",
         where=_of_one,
-        link="found here: see Findings in the README",
+        link=FOUND_HERE,
         raises="RuntimeError",
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixtures.values import integers
+from parity_tests.fixtures.values import integers
 
 Pads = list[tuple[int, int]]
 """How many padding tokens a row begins and ends with."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import weight_mapping
-from fixtures import tiny
 from parity_tests.families import FAMILIES
+from parity_tests.fixtures import tiny
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch, Reads
 from parity_tests.harness.compare import DTYPES

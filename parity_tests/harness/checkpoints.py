@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import weight_mapping
-from fixtures import real
+from parity_tests.fixtures import real
 from weight_mapping import MappingError, open_checkpoint
 from weight_mapping.config import read_config
 from weight_mapping.container import Checkpoint

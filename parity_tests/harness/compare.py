@@ -203,8 +203,9 @@ def choices(theirs: Tensor, ours: Tensor, oracle: Tensor, router: Any) -> Outcom
     grouped = theirs.unflatten(-1, (getattr(router, "n_groups", 1), -1))
     neighbours = grouped.any(-1, keepdim=True).expand_as(grouped).flatten(-2)  # in a group where something was chosen
     attempts = [ours.double()]
-    for shift in (-slack, 0 * slack, slack):
-        attempts.append(torch.where(theirs, oracle + slack, oracle + torch.where(neighbours, shift, -slack)))
+    for up in (slack, -slack, -slack / 8):  # down, and little: where what is masked with 0 wins over scores just below it
+        for shift in (-slack, 0 * slack, slack):
+            attempts.append(torch.where(theirs, oracle + up, oracle + torch.where(neighbours, shift, -up)))
     reached = [(dense(router.choose(scores), theirs.shape[-1]) == theirs).all(-1) for scores in attempts]
     equal, wrong = bool(reached[0].all()), (~torch.stack(reached).any(0)).double().mean().item()
     note = "" if equal else f"{int((~reached[0]).sum())} of {len(theirs)} tokens choose otherwise"

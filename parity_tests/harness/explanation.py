@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ def explain_site(case: Case, site: str, compared: Compared) -> Deviation | None:
     kinds = {kind for kind, *_ in case.record.kinds(config_of(case))}
     here = departures(case, site)
     for deviation in sorted(case.deviations, key=lambda deviation: deviation.site in kinds):
-        with suppress(RuntimeError if here else ()):  # of shapes: not every deviation goes with what is known here
+        with suppress(RuntimeError) if here else nullcontext():  # of shapes: not every deviation goes with what is known here
             if compared(partial(_with, case, (*here, deviation))).verdict == "same":
                 return deviation
     return None

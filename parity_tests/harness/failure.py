@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.identity import content_hash
+from parity_tests.fixtures.identity import content_hash
 from parity_tests.harness.case import Case
 from parity_tests.harness.compare import Outcome
 from parity_tests.harness.report import versions

@@ -165,6 +165,9 @@ TRAINING = "training"
 AS_ONE_READS = "transformers gives what the reference gives for the same inputs"
 """Explains that a law does not hold, where the reference, asked alike, does not keep it either."""
 
+FOUND_HERE = "found here"
+"""The link of a difference that was not read of anywhere: it stands in FINDINGS.md."""
+
 LOADING, FORWARD = "loading", "forward"
 """The sites of what keeps transformers from giving anything at all: it raises when it loads a model, or when it runs one."""
 
@@ -180,7 +183,8 @@ class Known:
     their names, where that is of the tensors. attention, precisions: with which of them it appears. explained: the deviation
     that says what transformers does instead, or `AS_ONE_READS`; whatever else the case is asked is compared with that, but
     for a `local` one, which is of its sites alone, as another way into the model is. Without one, `unexplained` says why
-    there is none, and it covers its sites and no others. raises: the exception that it is, of those that are one.
+    there is none, and it covers its sites and no others. raises: the exception that it is, of those that are one. smallest:
+    what to type to see it, for a person.
     """
 
     name: str
@@ -197,6 +201,7 @@ class Known:
     local: bool = False
     unexplained: str = ""
     raises: str | None = None
+    smallest: str = ""
 
     def names(self, variant: str) -> bool:
         """Whether it is of a variant by its name."""

@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fixtures.identity import content_hash
+from parity_tests.fixtures.identity import content_hash
 from parity_tests.harness import vocabulary
 from parity_tests.harness.names import PRECISIONS, kind_of
 

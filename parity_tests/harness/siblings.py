@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import weight_mapping
-from fixtures.values import bias, fill, linear
 from parity_tests.families.siblings import HEAD_DROPOUT
+from parity_tests.fixtures.values import bias, fill, linear
 from parity_tests.harness import hf
 from parity_tests.harness.batches import Batch
 from parity_tests.harness.case import Case

@@ -17,13 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fixtures import tiny
+from parity_tests.fixtures import tiny
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.harness.checkpoints import cannot_hold, refusals
 from parity_tests.harness.record import Backend
 from parity_tests.harness.recorder import Recorder
 from parity_tests.harness.report import Result
 from parity_tests.plugin import CHECKOUT, joined
+
+pytestmark = pytest.mark.checkout
 
 WEIGHT = "transformer.h.1.mlp.c_fc.weight"
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fixtures import tiny
-from fixtures.values import fill, integers, linear
 from parity_tests.families import FAMILIES
+from parity_tests.fixtures import tiny
+from parity_tests.fixtures.values import fill, integers, linear
 from parity_tests.harness import hf
 from parity_tests.harness.case import Case
 from parity_tests.harness.points import alone_in, config_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import real, tiny
 from parity_tests.families import FAMILIES
+from parity_tests.fixtures import real, tiny
 from parity_tests.harness.case import TRAINED, Case
 from parity_tests.harness.points import Options, cases, config_of, trained_checkpoints
 from parity_tests.harness.record import Backend

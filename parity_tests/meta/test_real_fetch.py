@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fixtures import real
-from fixtures.cache import cache_dir
-from fixtures.real import Checkpoint, FetchError, File, Member
+from parity_tests.fixtures import real
+from parity_tests.fixtures.cache import cache_dir
+from parity_tests.fixtures.real import Checkpoint, FetchError, File, Member
 
 Download = Callable[[str, Checkpoint, Path], Path]
 

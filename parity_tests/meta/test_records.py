@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parity_tests import findings
 from parity_tests.families import FAMILIES
 from parity_tests.harness.points import config_at
 from parity_tests.harness.record import AS_ONE_READS, Family, Known
@@ -43,3 +44,13 @@ def test_what_explains_a_known_difference_is_live_where_it_appears(family: str) 
             assert named, f"{known.explained!r} is no deviation of {family}"
             live = {variant for variant in found for deviation in named if deviation.concerns(variant)}
             assert live, f"{known.explained!r} is live in none of {sorted(found)}, where {known.name!r} is"
+
+
+def test_the_page_of_findings_is_current() -> None:
+    assert findings.PAGE.read_text() == findings.page(), "say make known ARGS=--page"
+
+
+def test_findings_of_one_name_are_one() -> None:
+    found = findings.collect()
+    assert len({finding.name for finding in found}) == len(found)
+    assert all(finding.smallest and finding.ranges for finding in found)

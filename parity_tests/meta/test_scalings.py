@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fixtures import scalings
 from parity_tests.families import FAMILIES
 from parity_tests.families.scaling_deviations import ALONE
+from parity_tests.fixtures import scalings
 from parity_tests.harness.case import Case, reference
 from parity_tests.harness.compare import BAR, largest_relative
 from parity_tests.harness.points import config_at
