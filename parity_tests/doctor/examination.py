@@ -31,6 +31,8 @@ def examine(path: Path, track: Track, *, text: Text | Path | None = None, n_laye
         )
     tokens = text if isinstance(text, Text) else _tokens(path, text)
     reading = NO_TOKENIZER if tokens is None else reading_of(patient, tokens)
+    if isinstance(reading, str) and text is not None:
+        raise TextError(f"{path}: {reading}")
     if isinstance(reading, str):
         return Examined(patient=patient, oddities=odd, alike=alike, unread=reading)
     found = Search(reading, track).run(patient)
