@@ -59,11 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fix", type=Path, metavar="OUT", help="write the repaired checkpoint to this folder")
     parser.add_argument(
         "--layers",
-        type=int,
+        type=_count,
         metavar="N",
         help="of the first N layers alone, for large models: what shows without a text",
     )
     return parser
+
+
+def _count(given: str) -> int:
+    if not given.isdecimal() or int(given) == 0:
+        raise argparse.ArgumentTypeError("is no count of layers")
+    return int(given)
 
 
 def _progress(repairs: Sequence[Repair]) -> Iterable[Repair]:
