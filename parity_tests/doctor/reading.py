@@ -23,6 +23,10 @@ LONGEST, USUAL, SHORTEST, FEWEST = 256, 32, 8, 64
 be told from chance by."""
 
 
+LOST = 100.0
+"""Nats: what is lost at most, and where numbers overflow; guessing loses the logarithm of the vocabulary, some 12."""
+
+
 class Reading(ABC):
     """Rows of tokens of one length, and what is lost on them. The first half is for choosing, the second for confirming."""
 
@@ -48,7 +52,7 @@ class Reading(ABC):
     def losses(self, model: Model, rows: Tensor) -> Tensor:
         """Nats (n,), one a token or a piece, in order."""
         with torch.inference_mode():
-            return self._losses(model, rows)
+            return self._losses(model, rows).nan_to_num(nan=LOST, posinf=LOST).clamp(max=LOST)
 
     def mean_loss(self, model: Model) -> float:
         """Nats a token or piece, of both halves."""

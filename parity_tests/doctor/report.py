@@ -10,9 +10,9 @@ from parity_tests.doctor.numbers import Oddity
 from parity_tests.doctor.patient import Patient
 from parity_tests.doctor.reading import Reading
 from parity_tests.doctor.repair import Absence
-from parity_tests.doctor.search import Found, Step
 from parity_tests.doctor.settings import writable
 from parity_tests.doctor.statistics import WORTH
+from parity_tests.doctor.steps import Found, Step
 from parity_tests.doctor.text import Text
 
 NONE_FITS = "no known mistake fits"

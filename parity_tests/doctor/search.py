@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,7 +14,8 @@ from parity_tests.doctor import absences, departures, mapping, numbers, settings
 from parity_tests.doctor.patient import Patient
 from parity_tests.doctor.reading import Reading
 from parity_tests.doctor.repair import Absence, Departure, Repair
-from parity_tests.doctor.statistics import WORTH, Gain, gain
+from parity_tests.doctor.statistics import WORTH, gain
+from parity_tests.doctor.steps import Found, Step, Tried
 
 LARGE = 20_000_000
 """Parameters from which repairs are first tried on few tokens."""
@@ -31,42 +31,6 @@ LIVE = 1e-5
 
 Track = Callable[[Sequence[Repair]], Iterable[Repair]]
 """Hands on what it is given, and shows how far that is."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A repair and what the tokens of the half for choosing lose with it."""
-
-    repair: Repair
-    patient: Patient
-    losses: Tensor
-
-
-@dataclass(frozen=True)
-class Step:
-    """A repair that was chosen. alike: others that cannot be told apart from it. loss: of all tokens, before and after."""
-
-    repair: Repair
-    alike: tuple[Repair, ...]
-    patient: Patient
-    gain: Gain
-    tried: int
-    before: float
-    after: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the search came to. small: a gain that is not worth the name, or not sure. tried: repairs in the first round."""
-
-    steps: tuple[Step, ...]
-    loss: float
-    tried: int
-    small: Step | None = None
-
-    @property
-    def best(self) -> float:
-        return self.steps[-1].after if self.steps else self.loss
 
 
 def all_repairs(patient: Patient, *, ill: bool = True) -> list[Repair]:
@@ -88,7 +52,8 @@ class Search:
         """The repairs, step by step, as long as one is worth the name."""
         loss, steps, small, tried = self._loss(patient), [], None, 0
         while len(steps) < MOST:
-            found = self._step(steps[-1].patient if steps else patient, steps[-1].after if steps else loss)
+            last = steps[-1] if steps else None
+            found = self._step(last.patient if last else patient, last.after if last else loss, harm=last is None)
             tried = tried or found[1]
             if found[0] is None or not found[0].gain.worth:
                 small = found[0]
@@ -158,18 +123,19 @@ class Search:
             if not self.reading.cheats(model):
                 yield Tried(repair, repaired, self.reading.losses(model, self.reading.choose))
 
-    def _step(self, patient: Patient, loss: float) -> tuple[Step | None, int]:
-        """The best step from here, and how many repairs were tried. Where one that may be but a help is best, or none, a block
-        that does harm may be better.
+    def _step(self, patient: Patient, loss: float, *, harm: bool = False) -> tuple[Step | None, int]:
+        """The best step from here, and how many repairs were tried. harm: where one that may be but a help is best, or none, a
+        block that does harm may be better.
         """
         ill = loss >= LEVEL * self.reading.ignorant()
         found, tried = self._best(patient, all_repairs(patient, ill=ill))
-        if ill and (found is None or not found.gain.worth or found.repair.local or isinstance(found.repair, Departure)):
-            harm, more = self._best(patient, list(absences.repairs(patient)))
-            least = self.reading.ignorant() if found is None or not found.gain.worth else found.after
-            if harm is not None and harm.gain.worth and harm.after < min(least, self.reading.ignorant()):
-                return harm, tried + more
-        return found, tried
+        doubtful = found is None or not found.gain.worth or found.repair.local or isinstance(found.repair, Departure)
+        if not (ill and harm and doubtful):
+            return found, tried
+        absent, more = self._best(patient, list(absences.repairs(patient)))
+        least = self.reading.ignorant() if found is None or not found.gain.worth else found.after
+        better = absent is not None and absent.gain.worth and absent.after < min(least, self.reading.ignorant())
+        return (absent, tried + more) if better else (found, tried)
 
     def _best(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[Step | None, int]:
         left, tried = self._screened(patient, repairs)
