@@ -22,10 +22,10 @@ LARGE = 20_000_000
 LEVEL = 0.5
 """A trained model loses less than such a part of what knowing how often tokens occur leaves. One that does not may need
 more than one repair."""
-KEPT, BEGUN, MOST = 8, 2, 3
-"""How many repairs go on from the first trials; from how many a second is tried where one does not suffice; how many steps."""
-NEAR, PART = 0.01, 0.25
-"""What goes on gains so many nats a token, and such a part of what the best one gains."""
+KEPT, BEGUN, MOST = (20, 8), 2, 3
+"""How many repairs go on from the trials; from how many a second is tried where one does not suffice; how many steps."""
+NEAR = 0.01
+"""Nats a token, which what goes on gains."""
 LIVE = 1e-5
 """Nats: a repair that changes no token's loss by more changes nothing here."""
 
@@ -61,8 +61,8 @@ class Search:
             steps.append(found[0])
             if isinstance(found[0].repair, Absence):
                 break
-        if not steps and loss >= self.reading.ignorant():
-            steps = self._pair(patient, loss)
+        if (not steps and loss >= self.reading.ignorant()) or (len(steps) > 1 and any(s.repair.local for s in steps)):
+            steps = min([steps, *self._pairs(patient, loss)], key=lambda way: way[-1].after if way else loss)
         return Found(
             tuple(steps), loss, tried, small if small and (small.gain.sure or small.gain.mean >= WORTH) else None
         )
@@ -91,14 +91,12 @@ class Search:
         n, model = sum(t.numel() for t in patient.parameters.values()), patient.model()
         screens = self.reading.screens(n > LARGE)
         left, live, far = list(repairs), 0, []
-        for rows in screens:
+        for rows, most in zip(screens, KEPT[-len(screens) :], strict=True):
             gains = list(self._gains(patient, model, left, rows))
             if not live:
                 live, far = len(gains), [repair for _, repair in gains if repair.far]
             gains.sort(key=lambda pair: -pair[0])
-            least = max(NEAR, PART * gains[0][0]) if gains else NEAR
-            left = [repair for gained, repair in gains if gained > least]
-        left = left[:KEPT]
+            left = [repair for gained, repair in gains if gained > NEAR][:most]
         if len(screens) > 1:  # which were short
             row = self.reading.choose[:1]
             others = [repair for repair in far if repair not in left]
@@ -163,16 +161,14 @@ class Search:
             after=float(torch.cat([first.losses, after]).mean()),
         )
 
-    def _pair(self, patient: Patient, loss: float) -> list[Step]:
-        """Two repairs of which neither is worth the name alone, where the model reads no better than by chance."""
-        repairs, _ = self._screened(patient, all_repairs(patient))
-        pairs: list[list[Step]] = []
+    def _pairs(self, patient: Patient, loss: float) -> Iterator[list[Step]]:
+        """Two repairs, of which the first need not be the best or worth the name alone."""
+        repairs, tried = self._screened(patient, all_repairs(patient))
         for first in sorted(self._tried(patient, repairs[:BEGUN]), key=lambda each: float(each.losses.mean())):
-            one = self._confirmed(patient, [first], 1)
+            one = self._confirmed(patient, [first], tried)
             second, _ = self._step(first.patient, loss)
             if second is not None and second.gain.worth and second.after < min(loss, self.reading.ignorant()):
-                pairs.append([one, second])
-        return min(pairs, key=lambda steps: steps[-1].after, default=[])
+                yield [one, second]
 
 
 def _rank(tried: Tried) -> tuple[bool, bool, float]:

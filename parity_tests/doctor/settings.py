@@ -21,6 +21,7 @@ from weight_mapping.errors import shown
 from weight_mapping.loading import parameters_of
 from weight_mapping.rope import LLAMA3S_OWN
 
+SCALING = "rope_scaling"
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 EPS = (1e-12, 1e-6, 1e-5)
 WIDTHS = (8, 16, 32, 64, 80, 96, 128, 192, 256)
@@ -46,7 +47,7 @@ def _differences(patient: Patient, other: Any) -> list[tuple[str, str, str]]:
         own, value = getattr(patient.config, field.name), getattr(other, field.name)
         if isinstance(value, RopeConfig):
             rope = ((name, vars(own)[name], x) for name, x in vars(value).items() if name != "width")
-            found += [(spelled(f"rope.{name}"), was, x) for name, was, x in rope]
+            found += [(SCALING if name == "scaling" else spelled(f"rope.{name}"), was, x) for name, was, x in rope]
         else:
             found.append((spelled(field.name), own, value))
     return [(key, _number(own), _number(value)) for key, own, value in found if own != value]
@@ -55,6 +56,8 @@ def _differences(patient: Patient, other: Any) -> list[tuple[str, str, str]]:
 def _number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
+    if type(value) is Unscaled:
+        return "null"
     if isinstance(value, Unscaled):
         parts = ", ".join(f"{name} {_number(x)}" for name, x in vars(value).items())
         return f"{type(value).__name__.lower()}{f' ({parts})' if parts else ''}"
