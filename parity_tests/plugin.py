@@ -41,7 +41,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--trained": {"action": "store_true", "help": "verify the trained checkpoints that were fetched, too"},
     "--no-shapes": {"action": "store_true", "help": "do not check the shapes inside the reference (faster)"},
-    "--rows": {"action": "store_true", "help": "print which tests show which row of the seeds; each needs one"},
+    "--rows": {"action": "store_true", "help": "print, by section of the seeds, whether all that they describe is shown"},
+    "--rows-each": {"action": "store_true", "help": "the same item by item, with its place, and a test to run"},
+    "--rows-freeze": {"action": "store_true", "help": "list anew which kinds of tests show what; run no test"},
     "--report": {"type": Path, "metavar": "DIR", "help": "write DIR/report.json"},
 }
 
@@ -67,6 +69,20 @@ def is_ours(argument: str) -> bool:
     """Whether an argument names these tests: by their package, for --pyargs, or by where they lie."""
     place = argument.split("::")[0]
     return place.split(".")[0] == PACKAGE.name or Path(place).absolute().is_relative_to(PACKAGE)
+
+
+SELECTIONS = ("family", "precision", "attention", "experts", "checkpoint", "keyword", "markexpr", "deselect", "lf", "maxfail")
+
+
+def is_of_everything(config: pytest.Config) -> bool:
+    """Whether a run was asked for all tests, so that one that is not there is missing."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS and config.args != [str(PACKAGE)]
+    return not named and not any(getattr(config.option, name, None) for name in SELECTIONS)
+
+
+def wants_items(config: pytest.Config) -> bool:
+    """Whether the verdict on the items of the seeds is asked for."""
+    return bool(config.option.rows or config.option.rows_each)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

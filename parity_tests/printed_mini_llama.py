@@ -1,4 +1,4 @@
-"""The mini-LLaMA as seed 2, section 4 prints it, on the packages it names, with one slip mended: see MultiHeadAttention."""
+"""The mini-LLaMA as R2, section 4 prints it, on the packages it names, with one slip mended: see MultiHeadAttention."""
 
 import torch.nn as nn
 import torch.nn.functional as F

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parity_tests import plugin
-from parity_tests.harness import report, rows
+from parity_tests.harness import report
 from parity_tests.harness.report import Result
+from parity_tests.seeds import verdict
 
 if TYPE_CHECKING:
     from parity_tests.harness.recorder import Recorder
@@ -83,7 +84,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_backend: with one backend a precision, as every call of it is compared elsewhere")
     config.addinivalue_line("markers", "rounding_once: below float64 only in variants that show what rounding does")
     config.addinivalue_line("markers", "causal: only where the model reads token by token")
-    config.addinivalue_line("markers", "rows(id, ...): what of the seeds a test shows, beside the rows of the record")
     config.addinivalue_line("markers", "has(field): only where the reference's config has this field")
     config.addinivalue_line("markers", "shallow: not for variants of very many layers, which show their order elsewhere")
     config.addinivalue_line("markers", "broad: not for variants that are there for one thing, and compared at its sites alone")
@@ -115,14 +115,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not plugin.IS_CHECKOUT:
         for item in filter(lambda item: item.get_closest_marker("checkout"), items):
             item.add_marker(pytest.mark.skip("this is about a checkout, and this is an installation"))
+    if config.option.rows_freeze:
+        from parity_tests.seeds import carried
+
+        config.get_terminal_writer().line(f"{carried.freeze(items)} items in {carried.FROZEN}")
+        items.clear()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from parity_tests.harness import numerics
-    from parity_tests.harness.collection import rows_of, trained_case
+    from parity_tests.harness.collection import trained_case
 
-    if item.config.option.rows:
-        item.user_properties.append(("rows", rows_of(item)))
+    if plugin.wants_items(item.config):
+        from parity_tests.seeds.carried import kind_of_test
+
+        item.user_properties.append(("kind", kind_of_test(item)))
     numerics.share(numerics.CORES if trained_case(item) else 1)
 
 
@@ -155,7 +162,7 @@ class Verdict:
     def __init__(self, config: pytest.Config):
         self.config = config
         self.results: list[Result] = []
-        self.rows: list[Any] = []  # a test's outcome and its rows
+        self.ran: list[Any] = []  # how a test ended, and its kind
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
@@ -163,15 +170,15 @@ class Verdict:
             self.config.get_terminal_writer().line(f"ERROR: {why}", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and not is_controller(self.config):
-            self.rows += [(str(report.outcome), value) for name, value in report.user_properties if name == "rows"]
+        if not is_controller(self.config) and (report.when == "call" or report.outcome != "passed"):
+            self.ran += [(str(report.outcome), value) for name, value in report.user_properties if name == "kind"]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker is done; one that crashed has nothing to hand over, and fails its tests."""
         given = getattr(node, "workeroutput", {})
         self.results += [Result(*values) for values in given.get("results", ())]
-        self.rows += given.get("rows", ())
+        self.ran += given.get("ran", ())
 
     def damaged(self) -> Iterator[str]:
         """Of the checkpoints that were named and agree: those that the doctor finds odd, as both sides read the same file."""
@@ -195,16 +202,20 @@ class Verdict:
             terminalreporter.write_line(line, yellow=True)
         for path in refused_in(self.config):
             terminalreporter.write_line(f"not verified, see the ERROR above: {path}", red=True)
-        if self.config.option.rows:
-            rows.show(self.rows)
+        if plugin.wants_items(self.config):
+            verdict.show(self.items(), each=self.config.option.rows_each)
+
+    def items(self) -> list[verdict.Shown]:
+        """What this run says of the items of the seeds."""
+        return verdict.judge(self.ran, plugin.is_of_everything(self.config))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A row that no test shows fails the suite. A checkpoint that was refused: an error of usage."""
+        """An item that no test shows fails the suite. A checkpoint that was refused: an error of usage."""
         handed_over: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if handed_over is not None:
-            handed_over |= {"results": [astuple(result) for result in self.results], "rows": self.rows}
-        elif self.config.option.rows and not rows.all_shown(self.rows):
+            handed_over |= {"results": [astuple(result) for result in self.results], "ran": self.ran}
+        elif plugin.wants_items(self.config) and not all(shown.right for shown in self.items()):
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
         elif refused_in(self.config) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.USAGE_ERROR

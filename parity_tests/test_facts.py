@@ -1,4 +1,4 @@
-"""Row C1: what the seeds state about torch and transformers, one test a statement.
+"""What the seeds state about torch and transformers, one test a statement.
 
 A statement that is recorded as failing has to fail, and as recorded.
 """
@@ -10,10 +10,10 @@ import pytest
 from parity_tests.facts import FACTS
 from parity_tests.facts.record import Fact, judge
 
-pytestmark = [pytest.mark.rows("C1"), pytest.mark.filterwarnings("ignore:enable_nested_tensor")]
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
 
-@pytest.mark.parametrize("fact", [pytest.param(fact, id=fact.id, marks=pytest.mark.rows(*fact.rows)) for fact in FACTS])
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.id)
 def test_fact(fact: Fact) -> None:
     verdict = judge(fact)
     if verdict.word == "not here":

@@ -14,9 +14,6 @@ from parity_tests.harness.record import Backend
 from parity_tests.harness.shapes import unchecked
 from reference_impl.embedding import LearnedPositions
 
-pytestmark = pytest.mark.rows("P3")
-
-
 CASES = [Case(family, variant, "f64", Backend("")) for family, record in FAMILIES.items() for variant in record.variants]
 WITH_TABLE = [case for case in CASES if case.record.reads(config_of(case)).reach is not None]
 

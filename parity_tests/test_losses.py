@@ -46,7 +46,6 @@ def _gradient(router: Any) -> Tensor:
 @pytest.mark.one_backend
 @pytest.mark.tiny
 @pytest.mark.has("aux_loss_coef")
-@pytest.mark.rows("F3")
 @pytest.mark.parametrize("batch_name", ["plain", "padded"])
 def test_load_balancing(case: Case, batch_name: str, recorder: Recorder) -> None:
     """The loss, the total that it is part of, and the gradients of all routers; with padding, which does not count, and
@@ -79,7 +78,6 @@ def test_load_balancing(case: Case, batch_name: str, recorder: Recorder) -> None
 @pytest.mark.one_backend
 @pytest.mark.tiny
 @pytest.mark.has("aux_loss_coef")
-@pytest.mark.rows("F3")
 def test_load_balancing_over_a_cache(case: Case, recorder: Recorder) -> None:
     """The loss of the tokens that a call reads, whatever was read before; without a mask, and with one that hides nothing."""
     run = recorder.run(case, "accumulated", "load-balancing.step")
@@ -107,7 +105,6 @@ def uniform(n: int) -> Tensor:
     return torch.zeros(n, EXPERTS, dtype=torch.float64).scatter(-1, chosen, 1.0)
 
 
-@pytest.mark.rows("F3")
 def test_it_is_least_where_all_experts_are_chosen_alike() -> None:
     even = load_balancing_loss([uniform(TOKENS)], TOP_K)
     assert even.item() == pytest.approx(TOP_K, rel=1e-14)
@@ -117,7 +114,6 @@ def test_it_is_least_where_all_experts_are_chosen_alike() -> None:
     assert load_balancing_loss([always], TOP_K).item() == pytest.approx(EXPERTS * always[0].softmax(0)[:TOP_K].sum().item())
 
 
-@pytest.mark.rows("F3")
 def test_it_is_the_formula_by_scalar_loops() -> None:
     layers = [uniform(6) * 0.3 + torch.arange(6.0, dtype=torch.float64)[:, None] * torch.arange(EXPERTS).sin(), uniform(6)]
     real = torch.tensor([[True, True, False], [True, True, True]])

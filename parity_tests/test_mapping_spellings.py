@@ -179,7 +179,6 @@ def test_copies_that_are_tied_may_not_differ(tmp_path: Path) -> None:
 # --- a BERT without its head
 
 
-@pytest.mark.rows("M2")
 @pytest.mark.parametrize("prefix", ["", "bert."], ids=["bare", "prefixed"])
 def test_a_bert_without_its_head(prefix: str, tmp_path: Path) -> None:
     """Sentence encoders are stored so: the layers and the pooler, and no prefix."""

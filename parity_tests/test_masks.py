@@ -12,8 +12,6 @@ from reference_impl.attention import MHA
 from reference_impl.cache import LayerCache
 from reference_impl.mask import padding_mask, wait_k_mask
 
-pytestmark = pytest.mark.rows("A2")
-
 S, M = 9, 7
 
 

@@ -1,4 +1,4 @@
-"""Mini-LLaMA: as seed 2 prints it, and as the Llama that it is once the rows of q and k are put in another order."""
+"""Mini-LLaMA: as R2 prints it, and as the Llama that it is once the rows of q and k are put in another order."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from weight_mapping import mini_llama as tables
 from weight_mapping.loading import parameters_of
 from weight_mapping.plan import plan
 from weight_mapping.rules import Rule, Table
-
-pytestmark = pytest.mark.rows("M6")
 
 CONFIG = MiniLlamaConfig(vocab_size=131, d_model=48, n_layers=3, n_heads=4)
 IDS = tokens("mini-llama", (3, 17), CONFIG.vocab_size)
@@ -90,7 +88,7 @@ def test_gradients() -> None:
 
 
 def test_training_reads_all_at_once_and_predicts_the_next() -> None:
-    """Seed 2, 3.1: input "I like apples", target "like apples <END>". One masked pass gives the mean of what each prefix,
+    """R2, 3.1: input "I like apples", target "like apples <END>". One masked pass gives the mean of what each prefix,
     read alone, says of the token that follows it; transformers shifts the labels by itself.
     """
     inputs, targets = IDS[:, :-1], IDS[:, 1:]
@@ -105,7 +103,6 @@ def test_training_reads_all_at_once_and_predicts_the_next() -> None:
     assert one_pass > 1  # something is left to learn
 
 
-@pytest.mark.rows("M6", "G1")
 @pytest.mark.parametrize("sizes", [(1,) * 17, (5, 1, 1, 4, 6)], ids=["steps", "chunks"])
 def test_inference_step_by_step_equals_one_pass(sizes: tuple[int, ...]) -> None:
     held = mini("f64").new_cache()
@@ -114,7 +111,6 @@ def test_inference_step_by_step_equals_one_pass(sizes: tuple[int, ...]) -> None:
         assert largest_relative(torch.cat(steps, 1), mini("f64")(IDS)) < BAR
 
 
-@pytest.mark.rows("M6", "G1")
 @pytest.mark.parametrize("precision", ["f64", "f32"])
 def test_it_writes_what_llama_writes(precision: str) -> None:
     prompt = Batch(name="prompt", inputs={"ids": IDS[:, :5]})
@@ -128,7 +124,7 @@ def test_it_writes_what_llama_writes(precision: str) -> None:
 
 
 def printed(precision: str) -> tuple[Any, Any]:
-    """The module of seed 2's classes, and one of them with our weights. Skipped without its packages."""
+    """The module of R2's classes, and one of them with our weights. Skipped without its packages."""
     for name in ("rotary_embedding_torch", "x_transformers"):
         pytest.importorskip(name, reason=f"{name} is not installed: it comes with pip install '.[twins]'")
     from parity_tests import printed_mini_llama as seed
@@ -142,18 +138,18 @@ def printed(precision: str) -> tuple[Any, Any]:
 
 
 def causal() -> Tensor:
-    """As seed 2 wants it: 1 where a token may look, (b, s, s)."""
+    """As R2 wants it: 1 where a token may look, (b, s, s)."""
     return torch.ones(IDS.shape[1], IDS.shape[1]).tril().expand(len(IDS), -1, -1)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_it_is_what_seed_2_prints(precision: str, check: Judge) -> None:
+def test_it_is_what_r2_prints(precision: str, check: Judge) -> None:
     _, twin = printed(precision)
     with torch.no_grad():
         check("logits", twin(IDS, causal()), mini(precision)(IDS), mini("f64")(IDS))
 
 
-def test_what_seed_2_prints_goes_into_a_llama() -> None:
+def test_what_r2_prints_goes_into_a_llama() -> None:
     """From its names to ours and on to the hub's, with the frequencies dropped: bit for bit what the Llama has."""
     _, twin = printed("f32")
     mine = parameters_of(mini("f32"))

@@ -27,8 +27,6 @@ from reference_impl.mixer import MixerLayer, RankMixerLayer, TokenMixerLargeLaye
 from reference_impl.models.transformer import TransformerConfig, TransformerEncoderLayer
 from reference_impl.site import Site
 
-pytestmark = pytest.mark.rows("T1")
-
 VARIANTS = [(family, variant) for family, record in FAMILIES.items() for variant in record.variants]
 SHIFTED = {"rwkv"}
 """Families whose channel mixer reads the token before as well."""
@@ -214,7 +212,6 @@ def test_token_mixer_large() -> None:
     assert torch.equal(form(x), layer(x))
 
 
-@pytest.mark.rows("L1")
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre", "post"])
 def test_encoder_layer(norm_first: bool) -> None:
     """PyTorch's, whose two norm orders differ in just this: the post-LN one is no MetaFormer of its parts."""

@@ -95,7 +95,6 @@ def token_mixer_large(n_heads: int) -> Callable[[Rows, Parameters], Rows]:
 # --- the rearrangement ---
 
 
-@pytest.mark.rows("T6")
 @pytest.mark.parametrize(("length", "n_heads"), [(6, 6), (6, 3), (4, 6), (5, 1), (1, 3)])
 def test_mix_heads_by_the_formula(length: int, n_heads: int) -> None:
     x = vectors("mixed", 2, length, 12).double()
@@ -104,7 +103,6 @@ def test_mix_heads_by_the_formula(length: int, n_heads: int) -> None:
     assert torch.equal(mix_heads(y, length), x)
 
 
-@pytest.mark.rows("T6")
 def test_a_token_that_cannot_be_cut_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="a token of width 12 cannot be cut into 5 equal pieces"):
         mix_heads(vectors("mixed", 2, 5, 12), 5)
@@ -132,7 +130,6 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[Rows, Parameter
 }
 
 
-@pytest.mark.rows("T6")
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_by_scalar_loops(name: str) -> None:
     make, formula = LAYERS[name]
@@ -144,7 +141,6 @@ def test_layer_by_scalar_loops(name: str) -> None:
         assert largest_relative(layer(x), expected) < BAR
 
 
-@pytest.mark.rows("T6")
 def test_with_the_order_restored_a_token_meets_itself_in_the_residual() -> None:
     """Without the networks, what is added to a token depends on this token alone; in RankMixer it depends on all."""
     x = vectors("tokens", 1, 4, 12).double()
@@ -163,7 +159,6 @@ def test_with_the_order_restored_a_token_meets_itself_in_the_residual() -> None:
     assert reach(plain).all()
 
 
-@pytest.mark.rows("T6")
 def test_every_token_has_its_own_network() -> None:
     layer = filled(PerTokenFFN(length=5, d_model=12, d_ff=17, activation="gelu"), "f64")
     x = vectors("tokens", 3, 5, 12).double()
@@ -186,7 +181,6 @@ def as_torch(x: Tensor) -> Tensor:
     return x.movedim(-1, 1)
 
 
-@pytest.mark.rows("T7")
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 def test_separable_convolution(kernel: int) -> None:
     """A convolution with a group a channel, which mixes tokens, and one of 1 x 1, which mixes channels; or one by their
@@ -202,7 +196,6 @@ def test_separable_convolution(kernel: int) -> None:
     assert largest_relative(F.conv2d(as_torch(x), product, padding=kernel // 2), as_torch(layer(x))) < BAR
 
 
-@pytest.mark.rows("T7")
 def test_the_depthwise_part_mixes_tokens_and_the_point_part_channels() -> None:
     """Each output depends on its own channel alone, or on its own pixel alone."""
     layer = filled(SeparableConv(d_in=4, d_out=4, kernel=3), "f64")
@@ -216,7 +209,6 @@ def test_the_depthwise_part_mixes_tokens_and_the_point_part_channels() -> None:
     assert torch.equal(pixels, torch.eye(30, dtype=torch.bool))
 
 
-@pytest.mark.rows("T7")
 def test_a_kernel_without_a_middle_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="a kernel of 4 pixels has no middle"):
         DepthwiseConv(d_model=3, kernel=4)

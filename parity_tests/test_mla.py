@@ -15,8 +15,6 @@ from parity_tests.harness.record import Backend
 from parity_tests.harness.schedules import SCHEDULES, read_ours
 from reference_impl.models.deepseek_v3 import DeepseekV3Model
 
-pytestmark = pytest.mark.rows("A5")
-
 LENGTHS = (1, 2, 3, 17, 64, 131, 300)
 
 

@@ -11,8 +11,6 @@ from reference_impl.moe import Experts, GroupLimitedRouter, MoE, SoftmaxRouter
 
 D_MODEL, D_FF, N_EXPERTS, N_TOKENS = 6, 10, 7, 12
 
-pytestmark = pytest.mark.rows("F3")
-
 
 def values(name: str, *shape: int) -> Tensor:
     return integers(name, shape, 8).double() / 64

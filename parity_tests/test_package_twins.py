@@ -1,4 +1,4 @@
-"""The packages that seed 2 builds its mini-LLaMA from, and MLP-Mixer's, as twins in float64. They are optional."""
+"""The packages that R2 builds its mini-LLaMA from, and MLP-Mixer's, as twins in float64. They are optional."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def package(name: str) -> Any:
 # --- rotary-embedding-torch ---
 
 
-@pytest.mark.rows("P4", "M6")
 @pytest.mark.parametrize("first", [0, 37])
 @pytest.mark.parametrize("theta", [10000.0, 500.0])
 def test_rotate_queries_or_keys_is_rotate_pairs(theta: float, first: int) -> None:
@@ -37,7 +36,6 @@ def test_rotate_queries_or_keys_is_rotate_pairs(theta: float, first: int) -> Non
     assert largest_relative(theirs, rotate_halves(x, *tables)) > 0.1
 
 
-@pytest.mark.rows("P4")
 def test_interpolate_factor_is_linear_scaling() -> None:
     twin = package("rotary_embedding_torch").RotaryEmbedding(dim=12, interpolate_factor=4.0).double()
     rope = RotaryEmbedding(RopeConfig(theta=10000.0, width=12, pairing="pairs", scaling=Linear(factor=4.0)))
@@ -46,9 +44,8 @@ def test_interpolate_factor_is_linear_scaling() -> None:
     assert largest_relative(twin.rotate_queries_or_keys(x), rotate_pairs(x, *tables)) < BAR
 
 
-@pytest.mark.rows("P4", "M6")
-def test_calling_the_module_as_seed_2_does_rotates_nothing() -> None:
-    """Seed 2, 4.1 has `self.rope(q)[:, :, :, :, 0]`. Called, the module takes q for positions and gives their angles;
+def test_calling_the_module_as_r2_does_rotates_nothing() -> None:
+    """R2, 4.1 has `self.rope(q)[:, :, :, :, 0]`. Called, the module takes q for positions and gives their angles;
     those of the first frequency, which is 1, are q itself.
     """
     twin = package("rotary_embedding_torch").RotaryEmbedding(dim=12)
@@ -69,14 +66,12 @@ def norms(eps: float) -> tuple[Any, RMSNorm]:
     return twin.double(), mine.double()
 
 
-@pytest.mark.rows("N1", "M6")
 def test_x_transformers_rms_norm_is_ours_without_eps() -> None:
     twin, mine = norms(eps=0.0)
     x = vectors("normed", 3, 7, 45).double() * torch.tensor([1.0, 1e-3, 1e3])[:, None, None]
     assert largest_relative(twin(x), mine(x)) < BAR
 
 
-@pytest.mark.rows("N1", "M6")
 def test_without_eps_it_is_another_norm_where_the_input_is_small() -> None:
     twin, llama = norms(eps=1e-5)
     x = vectors("normed", 7, 45).double()
@@ -96,7 +91,6 @@ NAMES = {
 }
 
 
-@pytest.mark.rows("T2")
 def test_mixer_layer() -> None:
     model = package("mlp_mixer_pytorch").MLPMixer(
         image_size=(12, 20), channels=3, patch_size=4, dim=22, depth=2, num_classes=5, expansion_factor=1.5
@@ -113,7 +107,6 @@ def test_mixer_layer() -> None:
         assert largest_relative(twin(x), mine(x)) < BAR
 
 
-@pytest.mark.rows("T2")
 @pytest.mark.parametrize("length", [14, 16])
 def test_a_mixer_of_another_length_is_a_clear_error(length: int) -> None:
     layer = MixerLayer(length=15, d_model=22, d_tokens=33, d_ff=11, norm_eps=1e-5)

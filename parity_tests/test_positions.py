@@ -40,7 +40,6 @@ def by_the_formula(position: int, width: int) -> list[float]:
     return out
 
 
-@pytest.mark.rows("P1")
 @pytest.mark.parametrize("width", [2, 16, 45])
 def test_interleaved_by_the_formula(width: int) -> None:
     positions = torch.tensor([[0, 1, 2, 7], [63, 500, 5000, 3]])
@@ -49,7 +48,6 @@ def test_interleaved_by_the_formula(width: int) -> None:
     assert largest_relative(table, torch.tensor(expected, dtype=torch.float64)) < BAR
 
 
-@pytest.mark.rows("P1")
 def test_the_input_is_the_scaled_embedding_and_the_position() -> None:
     """TokenEmbedding(ids) * sqrt(d_model) + PE(pos): a stack of no layers."""
     embed = torch.nn.Embedding(31, 14)
@@ -68,7 +66,6 @@ def test_the_input_is_the_scaled_embedding_and_the_position() -> None:
     assert largest_relative(stack(torch.tensor(ids)), torch.tensor(expected, dtype=torch.float64)) < BAR
 
 
-@pytest.mark.rows("P1")
 @pytest.mark.parametrize("k", [1, 13, 400])
 def test_a_step_of_k_positions_is_one_rotation(k: int) -> None:
     """PE(pos + k) = R(k) PE(pos), with a block (cos, sin; -sin, cos) of angle k * frequency for each (sin, cos): that
@@ -84,7 +81,6 @@ def test_a_step_of_k_positions_is_one_rotation(k: int) -> None:
     assert largest_relative(rotate_pairs(before[None, None], turn.cos(), -turn.sin())[0, 0], after) < BAR
 
 
-@pytest.mark.rows("P2")
 @pytest.mark.parametrize(("n", "width"), [(512, 512), (1024, 64), (70, 45)])
 def test_halves_are_marians_table_bit_for_bit(n: int, width: int) -> None:
     config = transformers.MarianConfig(
@@ -107,7 +103,6 @@ def test_halves_are_marians_table_bit_for_bit(n: int, width: int) -> None:
     assert torch.equal(mine(torch.arange(11, 16)[None]).expand(2, -1, -1), later.expand(2, -1, -1))
 
 
-@pytest.mark.rows("P1", "P2")
 @pytest.mark.parametrize("width", [44, 45])
 def test_interleaved_and_halves_are_one_permutation_apart(width: int) -> None:
     positions = torch.arange(60)
@@ -115,7 +110,6 @@ def test_interleaved_and_halves_are_one_permutation_apart(width: int) -> None:
     assert torch.equal(sinusoidal_interleaved(positions, width).float()[:, order], sinusoidal_halves(positions, width))
 
 
-@pytest.mark.rows("P2")
 @pytest.mark.parametrize("position", [-1, 8])
 def test_a_position_past_the_table_is_a_clear_error(position: int) -> None:
     with pytest.raises(ValueError, match=f"position {position} has no embedding: the table holds positions 0 to 7"):
@@ -157,7 +151,6 @@ def gathered_and_back(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotate_gathered(x, cos, sin)[..., HALVES.argsort()]
 
 
-@pytest.mark.rows("P4")
 @pytest.mark.parametrize(
     "form", [rotate_complex, by_complex_numbers, by_block_matrices, halves_of_permuted, gathered_and_back]
 )
@@ -167,7 +160,6 @@ def test_forms_of_rope_are_one(form: Callable[[Tensor, Tensor, Tensor], Tensor])
     assert largest_relative(form(x, *tables(positions)), rotate_pairs(x, *tables(positions))) < BAR
 
 
-@pytest.mark.rows("P4")
 def test_angles_by_the_formula() -> None:
     """position * theta^(-2i / e), where checkpoints have the frequency rounded to float32: seven digits, no more."""
     cos, sin = tables(torch.arange(20)[None])
@@ -176,7 +168,6 @@ def test_angles_by_the_formula() -> None:
     assert largest_relative(sin[0], torch.tensor(angle, dtype=torch.float64).sin()) < 1e-5
 
 
-@pytest.mark.rows("P4")
 def test_permuting_q_and_k_alike_leaves_the_scores() -> None:
     positions = torch.arange(17)[None]
     q, k = vectors("q", 1, 3, 17, WIDTH).double(), vectors("k", 1, 3, 17, WIDTH).double()
@@ -188,7 +179,6 @@ def test_permuting_q_and_k_alike_leaves_the_scores() -> None:
     assert largest_relative(unpermuted, scores) > 0.1
 
 
-@pytest.mark.rows("P4")
 @pytest.mark.parametrize("rotate", [rotate_halves, rotate_pairs, rotate_gathered])
 def test_only_the_relative_position_matters(rotate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     q, k = vectors("q", 1, 3, 17, WIDTH).double(), vectors("k", 1, 3, 17, WIDTH).double()
@@ -211,7 +201,6 @@ LONGROPE = LongRoPE(
 )
 
 
-@pytest.mark.rows("P4")
 @pytest.mark.parametrize(("length", "factors"), [(32, LONGROPE.short_factor), (33, LONGROPE.long_factor)])
 def test_longrope_by_the_formula(length: int, factors: tuple[float, ...]) -> None:
     """Angles of pos / (factor[i] * theta^(2i / e)), the short factors up to the original length, and an amplitude of
@@ -243,14 +232,12 @@ def grouped(n_kv_heads: int) -> Attention:
     )
 
 
-@pytest.mark.rows("A3")
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
 def test_repeat_is_repeat_interleave(n_kv_heads: int) -> None:
     x = vectors("keys", 2, n_kv_heads, 9, WIDTH)
     assert torch.equal(grouped(n_kv_heads).repeat(x), x.repeat_interleave(6 // n_kv_heads, dim=1))
 
 
-@pytest.mark.rows("A3", "A6")
 @pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
 def test_attention_is_sdpa_with_enable_gqa(n_kv_heads: int) -> None:
     attention, x = grouped(n_kv_heads), vectors("x", 2, 9, 20).double()
@@ -263,7 +250,6 @@ def test_attention_is_sdpa_with_enable_gqa(n_kv_heads: int) -> None:
     assert largest_relative(attention.o_proj(merge_heads(theirs)), mine) < BAR
 
 
-@pytest.mark.rows("A3")
 def test_one_key_head_a_query_head_is_mha_and_one_for_all_is_mqa() -> None:
     """The same keys and values written out for every query head give the same numbers."""
     x, slots = vectors("x", 2, 9, 20).double(), torch.arange(9)

@@ -39,7 +39,6 @@ def heads(name: str) -> Tensor:
     return vectors(name, 1, 2, S, WIDTH).double()
 
 
-@pytest.mark.rows("T6")
 @examples
 @given(length=st.integers(1, 9), n_heads=st.integers(1, 9), piece=st.integers(1, 5))
 def test_mixing_by_h_and_then_by_t_is_nothing(length: int, n_heads: int, piece: int) -> None:
@@ -49,7 +48,6 @@ def test_mixing_by_h_and_then_by_t_is_nothing(length: int, n_heads: int, piece: 
     assert torch.equal(mixed.flatten().sort().values, x.flatten().sort().values)
 
 
-@pytest.mark.rows("P1")
 @examples
 @given(position=st.integers(0, 4000), k=st.integers(0, 4000), width=st.integers(1, 12))
 def test_sinusoids_k_apart_have_one_product_wherever_they_are(position: int, k: int, width: int) -> None:
@@ -58,7 +56,6 @@ def test_sinusoids_k_apart_have_one_product_wherever_they_are(position: int, k: 
     assert abs(float(there[0] @ there[1] - here[0] @ here[1])) < BAR * width
 
 
-@pytest.mark.rows("P4")
 @examples
 @given(first=POSITIONS, second=POSITIONS, pairing=PAIRINGS)
 def test_rope_is_a_rotation(first: list[int], second: list[int], pairing: str) -> None:
@@ -72,7 +69,6 @@ def test_rope_is_a_rotation(first: list[int], second: list[int], pairing: str) -
     assert largest_relative(rotate(turned, cos, -sin), x) < BAR
 
 
-@pytest.mark.rows("P4")
 @examples
 @given(positions=POSITIONS, shift=st.integers(0, 4000), pairing=PAIRINGS)
 def test_scores_depend_on_relative_positions_only(positions: list[int], shift: int, pairing: str) -> None:
@@ -81,7 +77,6 @@ def test_scores_depend_on_relative_positions_only(positions: list[int], shift: i
     assert largest_relative(rotate(q, *there) @ rotate(k, *there).mT, rotate(q, *here) @ rotate(k, *here).mT) < BAR
 
 
-@pytest.mark.rows("A1")
 @examples
 @given(order=st.permutations(range(S)))
 def test_attention_without_positions_knows_no_order(order: list[int]) -> None:
@@ -95,7 +90,6 @@ def llama_attention() -> Attention:
     return filled(Attention(**sizes, qkv_bias=True, out_bias=True, pairing="halves"), "f64")
 
 
-@pytest.mark.rows("A6", "P4")
 @examples
 @given(order=st.permutations(range(S)))
 def test_with_rope_the_order_is_in_the_positions(order: list[int]) -> None:
@@ -107,7 +101,6 @@ def test_with_rope_the_order_is_in_the_positions(order: list[int]) -> None:
         assert largest_relative(attention(x[:, order], tables(list(range(S))), EVERYTHING), straight) > 1e6 * BAR
 
 
-@pytest.mark.rows("A1", "A6")
 @examples
 @given(slot=st.integers(0, S - 1), component=st.integers(0, 9), by=st.sampled_from([-3.0, 0.5, 100.0]))
 def test_a_later_token_changes_nothing_before_it(slot: int, component: int, by: float) -> None:
@@ -124,7 +117,6 @@ def test_a_later_token_changes_nothing_before_it(slot: int, component: int, by: 
         assert moved.tolist() == [query >= slot for query in range(S)]
 
 
-@pytest.mark.rows("A2")
 @examples
 @given(k=st.integers(1, 9), targets=st.integers(1, 9), length=st.integers(1, 9))
 def test_wait_k_is_a_staircase(k: int, targets: int, length: int) -> None:

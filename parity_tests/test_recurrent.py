@@ -19,8 +19,6 @@ from reference_impl.mamba import scan, scan_parallel
 from reference_impl.rwkv import no_sums, wkv, wkv_parallel
 from weight_mapping import load
 
-pytestmark = pytest.mark.rows("T5")
-
 VARIANTS = [(family, variant) for family in ("mamba", "rwkv") for variant in FAMILIES[family].variants]
 LENGTHS = (1, 2, 5, 33)
 

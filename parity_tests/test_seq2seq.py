@@ -53,7 +53,6 @@ def test_labels_alone(case: Case, recorder: Recorder) -> None:
 @pytest.mark.one_backend
 @pytest.mark.tiny
 @pytest.mark.has("n_encoder_layers")
-@pytest.mark.rows("A2")
 def test_the_source_is_read_once(case: Case) -> None:
     """Over a cache the encoder runs at the first step alone, and so do the projections of the memory."""
     model, batch = reference(case), batches_of(case)[0]

@@ -140,7 +140,6 @@ def my_attention(mine: MHA, x: Tensor, memory: Tensor | None, mask: Mask) -> tup
     return y, p[0]
 
 
-@pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,7 +167,6 @@ def test_attention(kind: str, name: str, precision: str, check: Judge) -> None:
                 check("mean weights", averaged, p.mean(1), true_p.mean(1))
 
 
-@pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_without_biases(kind: str, check: Judge) -> None:
     x, memory = attention_inputs(kind, "f64")
@@ -178,7 +176,6 @@ def test_attention_without_biases(kind: str, check: Judge) -> None:
     check("output", their_attention(twin, x, memory, mask)[0], y)
 
 
-@pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("weights", [True, False], ids=["weights", "bare"])
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "sequence_first"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,7 +195,6 @@ def test_attention_in_training(kind: str, batch_first: bool, weights: bool, chec
     assert largest_relative(y, evaluated) > 0.1  # something was dropped
 
 
-@pytest.mark.rows("A1", "A2")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", ["bool_and_padding", "float_by_head"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +212,6 @@ def test_gradients_of_attention(kind: str, name: str, training: bool) -> None:
     assert gradients_differ(twin, attention_table(kind), mine, y, z, inputs) < GRADIENT_BAR
 
 
-@pytest.mark.rows("A1")
 def test_the_heads_outputs_add_up() -> None:
     """LinearOut(Concat(heads)) = sum over heads of p_h v_h W_O[h], each head with its own columns of W_O."""
     x, _ = attention_inputs("self", "f64")
@@ -300,7 +295,6 @@ def dropout_in_order(x: Tensor, p: float = 0.5, training: bool = True, inplace: 
     return x * kept / (1 - p)
 
 
-@pytest.mark.rows("L1", "F1", "N1")
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("ffn", "precision"), SETTINGS, ids=map("-".join, SETTINGS))
 @pytest.mark.parametrize("order", ORDERS)
@@ -321,7 +315,6 @@ def test_encoder_layer(order: str, ffn: str, name: str, precision: str, check: J
                 check(f"batch_first={batch_first} fast={fast}", z, y, true)
 
 
-@pytest.mark.rows("L2", "A2", "F1", "N1")
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("ffn", "precision"), SETTINGS, ids=map("-".join, SETTINGS))
 @pytest.mark.parametrize("order", ORDERS)
@@ -345,7 +338,6 @@ def test_decoder_layer(order: str, ffn: str, name: str, precision: str, check: J
                 check(f"{own_name} over {its_name} batch_first={batch_first}", z, y, true)
 
 
-@pytest.mark.rows("L1", "L2", "F1")
 @pytest.mark.parametrize("layout", ["row", "row_sequence_first", "rows"])
 @pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
 @pytest.mark.parametrize("ffn", FFNS)
@@ -384,7 +376,6 @@ def test_layer_in_training(
     assert gradients_differ(twin, table, mine, y, z, inputs) < GRADIENT_BAR
 
 
-@pytest.mark.rows("L1")
 def test_the_fast_path_is_taken_when_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that both of torch's forms are compared above."""
     calls: list[bool] = []
@@ -415,7 +406,6 @@ def test_a_memory_is_refused_by_a_layer_that_cannot_read_it() -> None:
 # Where torch is wrong: strict, so that a release that mends it is noticed
 
 
-@pytest.mark.rows("L1")
 def test_known_the_fast_path_takes_numbers_for_booleans() -> None:
     """A float mask is to be added to the scores. The encoder layer's fast path hides every key whose number is not 0."""
     twin, mine, _ = both_layers("f64", "post", "relu", decoder=False, batch_first=True)
@@ -433,7 +423,6 @@ def test_known_the_fast_path_takes_numbers_for_booleans() -> None:
         assert largest_relative(z, my_encoder(mine, x, hidden)) < BAR
 
 
-@pytest.mark.rows("L1", "L2")
 def test_known_is_causal_alone_is_refused_or_ignored() -> None:
     """`is_causal` and `tgt_is_causal` are said to apply a causal mask. Without a mask they raise; on the fast path, which
     nobody asks for, they do nothing, so that every token sees those after it.

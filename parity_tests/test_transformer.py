@@ -150,7 +150,6 @@ def ours(mine: Transformer, src: Tensor, tgt: Tensor, how: tuple[Mask, Mask, Mas
     )
 
 
-@pytest.mark.rows("M1", "L1", "L2")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MASKINGS)
 @pytest.mark.parametrize("order", ORDERS)
@@ -172,7 +171,6 @@ def test_transformer(order: str, name: str, precision: str, check: Judge) -> Non
                 check("output", z, y, true)
 
 
-@pytest.mark.rows("M1")
 @pytest.mark.parametrize("options", [{"activation": "gelu"}, {"bias": False}], ids=["gelu", "no_bias"])
 def test_what_else_a_transformer_may_be(options: dict[str, Any], check: Judge) -> None:
     src, tgt = inputs("f64")
@@ -181,7 +179,6 @@ def test_what_else_a_transformer_may_be(options: dict[str, Any], check: Judge) -
     check("output", theirs(twin, src, tgt, masking("usual", "f64")), y)
 
 
-@pytest.mark.rows("M1")
 def test_padding_that_torch_takes_away(monkeypatch: pytest.MonkeyPatch, check: Judge) -> None:
     """With padding alone, and to the right, torch's encoder packs the real tokens of all rows, and puts zeros back."""
     packed: list[bool] = []
@@ -203,7 +200,6 @@ def test_padding_that_torch_takes_away(monkeypatch: pytest.MonkeyPatch, check: J
     check("output", z[real], y[real])
 
 
-@pytest.mark.rows("M1")
 def test_the_final_norms_are_there_after_post_norm_layers() -> None:
     """nn.Transformer's own, which the paper does not have: without them another function."""
     src, tgt = inputs("f64")
@@ -218,7 +214,6 @@ def test_the_final_norms_are_there_after_post_norm_layers() -> None:
         handle.remove()
 
 
-@pytest.mark.rows("M1", "L1", "L2")
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch_first", "sequence_first"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_transformer_in_training(order: str, batch_first: bool, check: Judge) -> None:
@@ -240,7 +235,6 @@ def test_transformer_in_training(order: str, batch_first: bool, check: Judge) ->
     assert largest_relative(outputs[1], outputs[0]) > 0.1  # something was dropped
 
 
-@pytest.mark.rows("M1")
 def test_transformer_goes_back_bit_for_bit() -> None:
     twin, mine = both("f32", "pre")
     back = plan(TABLE, parameters_of(mine)).backward(parameters_of(mine))
@@ -299,7 +293,6 @@ TGT = tokens("transformer's target", (ROWS, TARGET), VOCAB)
 REAL = padded(SRC, [(0, 0), (0, 4), (0, 1)])
 
 
-@pytest.mark.rows("M1", "P1")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_model(order: str, precision: str, check: Judge) -> None:
@@ -311,7 +304,6 @@ def test_model(order: str, precision: str, check: Judge) -> None:
             check("output", z, y, true)
 
 
-@pytest.mark.rows("M1", "G1", "A2")
 @pytest.mark.parametrize("sizes", [(1,) * TARGET, (3, 1, 1, 2)], ids=["steps", "chunks"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_one_pass_equals_step_by_step(order: str, sizes: tuple[int, ...], check: Judge) -> None:
@@ -331,7 +323,6 @@ def test_one_pass_equals_step_by_step(order: str, sizes: tuple[int, ...], check:
     assert (own, over_memory) == ([TARGET] * N_DECODER, [SOURCE] * N_DECODER)
 
 
-@pytest.mark.rows("M1", "G1")
 @pytest.mark.parametrize("precision", ["f64", "f32"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_greedy(order: str, precision: str) -> None:
@@ -347,7 +338,6 @@ def test_greedy(order: str, precision: str) -> None:
     assert len(set(found.flatten().tolist())) > 3  # they say something
 
 
-@pytest.mark.rows("M1", "P1")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_of_the_model(order: str, training: bool, check: Judge) -> None:

@@ -24,7 +24,8 @@ def merge_heads(x: Float[Tensor, "b h s e"]) -> Float[Tensor, "b s he"]:
 def softmax_attention(
     scores: Float[Tensor, "b h s t"], visible: Bool[Tensor, "#b #h #s t"]
 ) -> Float[Tensor, "b h s t"]:
-    """Softmax over the visible keys. A query that sees no key gets a finite answer, which means nothing."""
+    """Softmax over the visible keys. A query that sees no key gets a finite answer, which means nothing. R2,
+    "1.1 注意力机制 Self-Attention"."""
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return widen(scores).softmax(-1).to(scores.dtype)  # exponentials and their sum need float32; the product does not
 
@@ -34,7 +35,7 @@ class MHA(nn.Module):
 
     scale: what the product of q and k is multiplied with; 1 / sqrt(d_head) nearly everywhere. dropout: on the probabilities.
     d_memory: width of the memory where it is not that of x.
-    Seed 1, "MHA" and "CrossAttention"; Vaswani et al. 2017, 3.2.
+    R1, "MHA" and "CrossAttention"; R2, "1.2 多头注意力机制 MHA"; Vaswani et al. 2017, 3.2.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Attention(nn.Module):
     """LlamaAttention: grouped-query attention with RoPE, which is applied before the cache, and the cache before Repeat.
 
     qk_norm_eps: of the RMSNorms over each head of q and of k, before RoPE (QK-norm), which Qwen3Attention has.
-    Seed 1, "MQA / GQA", "LlamaAttention" and "Qwen3Attention"; Ainslie et al. 2023.
+    R1, "MQA / GQA", "LlamaAttention" and "Qwen3Attention"; Ainslie et al. 2023.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The KV cache: what a decoder keeps of the tokens it has read. Seed 2, 3.1."""
+"""The KV cache: what a decoder keeps of the tokens it has read. R2, "3.1 训练和推理"."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The trunk of a decoder-only language model. Seed 1, "LlamaModel": its relatives differ in the layer alone."""
+"""The trunk of a decoder-only language model. R1, "LlamaModel": its relatives differ in the layer alone."""
 
 from collections.abc import Sequence
 

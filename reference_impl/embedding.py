@@ -10,7 +10,7 @@ class LearnedPositions(nn.Module):
 
     The table is a hard limit: GPT-2 has 1024 positions, BERT 512. offset: rows before that of position 0, which are
     never read (BART has two).
-    Seed 1, "Learned PE".
+    R1, "可学习 PE".
     """
 
     def __init__(self, max_positions: int, width: int, *, offset: int = 0):

@@ -1,6 +1,6 @@
 """The original Transformer's outline: an encoder reads the source, a decoder writes with its output as memory.
 
-Seed 1, "Transformer"; Vaswani et al. 2017, 3.1.
+R1, "Transformer"; Vaswani et al. 2017, 3.1.
 """
 
 from collections.abc import Iterable
@@ -125,7 +125,7 @@ class EncoderDecoder(nn.Module):
 def shift_right(labels: Int[Tensor, "b s"], *, start: int, pad: int) -> Int[Tensor, "b s"]:
     """The decoder's input that `labels` are the answers to, token by token: `start`, then all labels but the last.
 
-    Labels that are IGNORED become `pad`. Seed 2, 3.1.
+    Labels that are IGNORED become `pad`. R2, 3.1.
     """
     begun = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], -1)
     return begun.masked_fill(begun == IGNORED, pad)

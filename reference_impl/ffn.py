@@ -24,7 +24,7 @@ class FFN(nn.Module):
     """LinearOut(Dropout(act(LinearIn(x)))). The dropout behind LinearOut is the layer's.
 
     dropout: what PyTorch's layers and BART put behind the activation; BERT and GPT-2 put none there.
-    Seed 1, "FFN"; Vaswani et al. 2017, 3.3.
+    R1, "标准 FFN"; Vaswani et al. 2017, 3.3.
     """
 
     def __init__(self, *, d_model: int, d_ff: int, bias: bool, activation: str, dropout: float = 0.0):
@@ -44,7 +44,7 @@ class GatedFFN(nn.Module):
 
     dropout: T5 has some there; the others have none.
     With three matrices instead of two, d_ff is about 8/3 of d_model where a plain FFN has 4 (Llama-7B: 4096 -> 11008).
-    Seed 1, "GatedFFN / SwiGLU"; Shazeer 2020.
+    R1, "GatedFFN / SwiGLU"; Shazeer 2020.
     """
 
     def __init__(self, *, d_model: int, d_ff: int, bias: bool, activation: str, dropout: float = 0.0):

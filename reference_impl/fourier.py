@@ -1,4 +1,4 @@
-"""FNet's token mixer: a Fourier transform, which has no parameters. Seed 1, "Token Mixing and Channel Mixing"."""
+"""FNet's token mixer: a Fourier transform, which has no parameters. R1, "Token Mixing 与 Channel Mixing"."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Decoding with a cache: one token at a time, each read once. Seed 2, 3.1."""
+"""Decoding with a cache: one token at a time, each read once. R2, "3.1 训练和推理"."""
 
 from dataclasses import dataclass
 from inspect import signature

@@ -1,6 +1,6 @@
 """What lies on the layers: the pooler and the MLM head of encoders, and the heads that a model is trained on further with.
 
-Seed 1, "BertModel"; Devlin et al. 2018, 3.1 and 4; Radford et al. 2018, 3.2 and 3.3; Lewis et al. 2019, 3.
+R1, "BertModel"; Devlin et al. 2018, 3.1 and 4; Radford et al. 2018, 3.2 and 3.3; Lewis et al. 2019, 3.
 """
 
 import torch

@@ -13,7 +13,7 @@ class TransformerLayer(nn.Module):
 
     Post-LN, as published: z = Norm(x + Dropout(MHA(x))). Pre-LN (`norm_first`): z = x + Dropout(MHA(Norm(x))).
     dropout: on what each part adds. cross, cross_norm: CrossAttention and its norm, in decoders that read a memory.
-    Seed 1, "TransformerEncoderLayer", "TransformerDecoderLayer", "BertLayer" and "GPT2Layer"; Vaswani et al. 2017, 3.1.
+    R1, "TransformerEncoderLayer", "TransformerDecoderLayer", "BertLayer" and "GPT2Layer"; Vaswani et al. 2017, 3.1.
     """
 
     cross: Any  # None in a layer that reads no memory

@@ -55,7 +55,7 @@ def load_balancing_loss(
 
     Least, namely top_k, where all experts are chosen alike. The gradient goes through P alone. The layers are pooled, as if
     the tokens of all were one batch. real: padding does not count; n runs over b and s.
-    Seed 1, "MoE"; Fedus et al. 2021, (4) to (6), with top_k choices a token.
+    R1, "MoE"; Fedus et al. 2021, (4) to (6), with top_k choices a token.
     """
     logits = torch.cat(list(router_logits))  # as (layers * n, x)
     if real is not None:

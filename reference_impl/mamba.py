@@ -1,4 +1,6 @@
-"""Mamba's token mixer: a state space model whose step, input and output depend on the token. Gu and Dao 2023, 3."""
+"""Mamba's token mixer: a state space model whose step, input and output depend on the token. R1,
+"Token Mixing 与 Channel Mixing"; Gu and Dao 2023, 3.
+"""
 
 import torch
 import torch.nn.functional as F

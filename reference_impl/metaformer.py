@@ -1,4 +1,4 @@
-"""The form that a pre-norm layer has whatever its parts are. Seed 1, "Token Mixing and Channel Mixing"; Yu et al. 2022."""
+"""The form that a pre-norm layer has whatever its parts are. R1, "Token Mixing 与 Channel Mixing"; Yu et al. 2022."""
 
 from collections.abc import Callable
 from typing import Any

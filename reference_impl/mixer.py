@@ -1,5 +1,5 @@
 """Token mixers with fixed weights or none, and layers made of them: MLP-Mixer, RankMixer, TokenMixer-Large, and the
-depthwise-separable convolution seen the same way. Seed 1, "Token Mixing and Channel Mixing".
+depthwise-separable convolution seen the same way. R1, "Token Mixing 与 Channel Mixing".
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Multi-head latent attention, in both of its forms. Seed 1, "MLA"; DeepSeek-AI 2024."""
+"""Multi-head latent attention, in both of its forms. R1, "MLA"; DeepSeek-AI 2024."""
 
 import torch
 from jaxtyping import Bool, Float

@@ -33,7 +33,7 @@ class SoftmaxRouter(Router):
     """Mixtral's router: p = Softmax(logits); w, idx = TopK(p); w = w / Sum(w), which Qwen leaves to the config.
 
     Renormalised, that is the softmax of the chosen logits alone. `rounded`: the weights come in the precision of the model,
-    as Qwen has them; Mixtral keeps them in float32. Seed 1, "MoE"; Shazeer et al. 2017; Jiang et al. 2024.
+    as Qwen has them; Mixtral keeps them in float32. R1, "MoE"; Shazeer et al. 2017; Jiang et al. 2024.
     """
 
     def __init__(self, *, d_model: int, n_experts: int, top_k: int, normalised: bool, rounded: bool):
@@ -87,7 +87,7 @@ class GroupedRouter(Router):
     """DeepSeek-V3's router: sigmoid scores, a bias that chooses but does not weigh, and a choice limited to groups.
 
     A group's score is the sum of its two best biased scores; the best `top_groups` groups stay, and the best `top_k`
-    experts among them are chosen. Seed 1, "DeepSeekMoE"; DeepSeek-AI 2024, 2.1.2.
+    experts among them are chosen. R1, "DeepSeekMoE"; DeepSeek-AI 2024, 2.1.2.
     """
 
     wide = dict.fromkeys(HALF, ("weight", "bias"))
@@ -130,7 +130,9 @@ def limited_choice(
 
 
 class Experts(nn.Module):
-    """One GatedFFN an expert, their matrices stacked: gate and up in one of (x, 2f, d), down in one of (x, d, f)."""
+    """One GatedFFN an expert, their matrices stacked: gate and up in one of (x, 2f, d), down in one of (x, d, f). R1,
+    "MoE".
+    """
 
     def __init__(self, *, d_model: int, d_ff: int, n_experts: int, activation: str):
         super().__init__()
@@ -155,7 +157,7 @@ class MoE(nn.Module):
     """y = Sum(w[i] * GatedFFN[idx[i]](x)). Each token chooses for itself.
 
     jitter: in training, the input is multiplied with noise that is uniform in [1 - jitter, 1 + jitter).
-    Seed 1, "MoE"; Fedus et al. 2021 for the jitter.
+    R1, "MoE"; Fedus et al. 2021 for the jitter.
     """
 
     def __init__(self, *, router: Router, experts: Experts, jitter: float = 0.0):
@@ -171,7 +173,10 @@ class MoE(nn.Module):
 
 
 class DeepSeekMoE(nn.Module):
-    """y = GatedFFN_shared(x) + Sum(w[i] * GatedFFN[idx[i]](x)). Several shared experts are one that is as wide as all."""
+    """y = GatedFFN_shared(x) + Sum(w[i] * GatedFFN[idx[i]](x)). Several shared experts are one that is as wide as all.
+
+    R1, "DeepSeekMoE".
+    """
 
     def __init__(self, *, router: Router, experts: Experts, shared: GatedFFN):
         super().__init__()

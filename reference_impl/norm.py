@@ -10,7 +10,7 @@ from reference_impl.precision import widen
 class LayerNorm(nn.Module):
     """LayerNorm(x) = (x - Mean(x)) * rsqrt(Var(x) + eps) * weight + bias, over the last axis.
 
-    Seed 1, "LayerNorm / RMSNorm"; Ba et al. 2016.
+    R1, "LayerNorm / RMSNorm"; R2, "1.4 层归一化 Layer Norm"; Ba et al. 2016.
     """
 
     def __init__(self, width: int, eps: float, *, bias: bool = True):
@@ -32,7 +32,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """RMSNorm(x) = x * rsqrt(Mean(x^2) + eps) * weight, over the last axis. The same as T5LayerNorm.
 
-    Seed 1, "LayerNorm / RMSNorm"; Zhang and Sennrich 2019.
+    R1, "LayerNorm / RMSNorm"; Zhang and Sennrich 2019.
     """
 
     def __init__(self, width: int, eps: float):

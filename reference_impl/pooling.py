@@ -1,4 +1,4 @@
-"""PoolFormer's token mixer: an average over neighbours, which has no parameters. Seed 1, "Token Mixing and Channel Mixing"."""
+"""PoolFormer's token mixer: an average over neighbours, which has no parameters. R1, "Token Mixing 与 Channel Mixing"."""
 
 import torch
 import torch.nn.functional as F

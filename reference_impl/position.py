@@ -1,6 +1,6 @@
 """Rotary position embedding: the table of angles, and the rotation.
 
-Seed 1, "RoPE"; Su et al. 2021. A *pair* is two of a head's components that turn together.
+R1, "RoPE"; Su et al. 2021. A *pair* is two of a head's components that turn together.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The layer of the original Transformer as BART and Marian have it, and what their configs share.
 
-Seed 1, "TransformerEncoderLayer" and "TransformerDecoderLayer"; Vaswani et al. 2017, 3.1.
+R1, "TransformerEncoderLayer" and "TransformerDecoderLayer"; Vaswani et al. 2017, 3.1.
 """
 
 import math

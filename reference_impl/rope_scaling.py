@@ -1,6 +1,6 @@
 """Frequencies of the rotary position embedding, and the ways to stretch them to longer texts.
 
-Seed 1, "RoPE"; Su et al. 2021. A *pair* is two of a head's components that turn together.
+R1, "RoPE"; Su et al. 2021. A *pair* is two of a head's components that turn together.
 """
 
 import math

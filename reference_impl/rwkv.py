@@ -1,4 +1,6 @@
-"""RWKV-4's mixers: attention whose weights are a decay by distance and a key, and a gated network. Peng et al. 2023, 3."""
+"""RWKV-4's mixers: attention whose weights are a decay by distance and a key, and a gated network. R1,
+"Token Mixing 与 Channel Mixing"; Peng et al. 2023, 3.
+"""
 
 import torch
 from jaxtyping import Float

@@ -1,6 +1,6 @@
 """Sinusoidal positions: sines and cosines of fixed wavelengths, added at the input alone. Nothing is trained.
 
-Seed 1, "Sinusoidal PE"; Vaswani et al. 2017, 3.5.
+R1, "Sinusoidal PE"; Vaswani et al. 2017, 3.5.
 """
 
 import torch

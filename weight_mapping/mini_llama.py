@@ -1,4 +1,4 @@
-"""The names that a mini-LLaMA has in seed 2, section 4, and those under which it is a Llama of the hub."""
+"""The names that a mini-LLaMA has in R2, section 4, and those under which it is a Llama of the hub."""
 
 from reference_impl.models.mini_llama import MiniLlamaConfig
 from weight_mapping import hf_decoder
@@ -7,7 +7,7 @@ from weight_mapping.rules import Drop, PairsToHalves, Table, rename
 
 
 def printed(config: MiniLlamaConfig) -> Table:
-    """Seed 2's, with the parameters of its packages."""
+    """R2's, with the parameters of its packages."""
     here = "blocks.{layer}."
     return Table(
         index={"layer": range(config.n_layers), "name": ("q_proj", "k_proj", "v_proj"), "half": ("gate_proj", "up_proj")},

@@ -37,7 +37,6 @@ FAMILY = Family(
     units=post_norm_units(embed_norm=True),
     backends=BACKENDS,
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
-    rows=("M5", "P3", "G1"),
     inert={"is_decoder": "of a decoder by itself, BartForCausalLM"},
     beside=beside.two_sides("embed_norm"),
     siblings=siblings.without_head("Bart") | siblings.over_source("Bart") | siblings.decoder_alone("Bart", "deep"),
@@ -54,7 +53,7 @@ FAMILY = Family(
         LAYERDROP,
         Known(
             name="without a tied head, embeddings that the file holds once stay random on both sides",
-            smallest='`tie_word_embeddings=False`, save in 4.57.6, load',
+            smallest="`tie_word_embeddings=False`, save in 4.57.6, load",
             sites=(LOADING,),
             variants=("untied-once",),
             link="measured in 4.57.6, which writes such files, and in 5.24.0, which writes the embedding three times",

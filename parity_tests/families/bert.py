@@ -68,17 +68,15 @@ def units(config: BertConfig) -> list[Unit]:
             level="block",
             feed=lambda call, seen: Arguments(passed(call, "hidden_states")),
             sites=(Site("dropout", "b s f", lambda c: c.tensor),),
-            rows=("F1",),
         ),
-        block(here + "ffn.out_proj", there + "output.dense", rows=("F1",)),
-        block(here + "ffn_norm", there + "output.LayerNorm", rows=("N1",)),
+        block(here + "ffn.out_proj", there + "output.dense"),
+        block(here + "ffn_norm", there + "output.LayerNorm"),
         Unit(
             name="layers.{layer}",
             hf=trunk + "encoder.layer.{layer}",
             level="layer",
             feed=layer_input,
             sites=(output("b s d"),),
-            rows=("L3",),
         ),
     ]
     return [*_embedding(trunk), *in_layers(layer, config, config.n_layers), *_heads(trunk, config)]
@@ -95,8 +93,8 @@ def _embedding(trunk: str) -> tuple[Unit, ...]:
     return (
         block("embed.tokens", there + "word_embeddings"),
         block("embed.types", there + "token_type_embeddings"),
-        block("embed.positions", there + "position_embeddings", rows=("P3",)),
-        block("embed.norm", there + "LayerNorm", rows=("N1",)),
+        block("embed.positions", there + "position_embeddings"),
+        block("embed.norm", there + "LayerNorm"),
         Unit(name="embed", hf=trunk + "embeddings", level="block", feed=embedded, sites=(output("b s d"),)),
         Unit(name="embed.dropout", hf=there + "dropout", level="block", sites=(output("b s d"),)),  # the same, as it runs
         Unit(
@@ -121,10 +119,9 @@ def _attention(trunk: str, config: BertConfig) -> list[Unit]:
             level="block",
             feed=attention_input,
             sites=(*cached, probs("b h s t"), Site("mixed", "b s d", lambda c: c.tensor)),
-            rows=("A1",),
         ),
         block(here + ".o_proj", there + "output.dense"),
-        block(here + "_norm", there + "output.LayerNorm", rows=("N1",)),
+        block(here + "_norm", there + "output.LayerNorm"),
     ]
 
 
@@ -142,10 +139,9 @@ def _cross_attention(trunk: str) -> list[Unit]:
                 probs("b h s m"),
                 Site("mixed", "b s d", lambda c: c.tensor),
             ),
-            rows=("A2",),
         ),
         block(here + ".o_proj", there + "output.dense"),
-        block(here + "_norm", there + "output.LayerNorm", rows=("N1",)),
+        block(here + "_norm", there + "output.LayerNorm"),
     ]
 
 
@@ -159,7 +155,7 @@ def _heads(trunk: str, config: BertConfig) -> list[Unit]:
         there = "cls.predictions"
         found += [
             block("mlm_head.proj", there + ".transform.dense"),
-            block("mlm_head.norm", there + ".transform.LayerNorm", rows=("N1",)),
+            block("mlm_head.norm", there + ".transform.LayerNorm"),
             block("mlm_head.decoder", there + ".decoder", axes="b s v"),
             block("mlm_head", there, axes="b s v"),
         ]
@@ -223,13 +219,12 @@ FAMILY = Family(
     units=units,
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
-    rows=("L3", "M2"),
     beside=(beside.hidden_states(), beside.attentions(), beside.CROSS_ATTENTIONS, beside.NEXT_SENTENCE),
     siblings=siblings.encoders("Bert", "pretraining", siblings.HEAD_DROPOUT),
     known=(
         Known(
             name="generate makes a cache in which attention to a memory finds no place",
-            smallest='`BertLMHeadModel` with `add_cross_attention`, `generate(ids, encoder_hidden_states=m)`',
+            smallest="`BertLMHeadModel` with `add_cross_attention`, `generate(ids, encoder_hidden_states=m)`",
             sites=("greedy", "left-padded", "eos"),
             since="5.1.0",
             where=lambda config: config.cross_attention,

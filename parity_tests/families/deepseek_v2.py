@@ -30,10 +30,10 @@ FAMILY = Family(
     alone=(PUBLISHED, scalings.ALONE,),
     units=decoder_units(
         inside=(
-            block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm", rows=("N1",)),
+            block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
             *LATENT_ATTENTION,
-            block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm", rows=("N1",)),
-            *mixture(is_sparse, rows=("F4",), shared="shared_experts"),
+            block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
+            *mixture(is_sparse, shared="shared_experts"),
         )
     ),
     backends=(
@@ -42,7 +42,6 @@ FAMILY = Family(
         Backend("eager", "batched_mm", ("f64",), variants=("limited", "lite")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("limited", "lite")),  # the default; has no float64 kernel
     ),
-    rows=("M4", "G1"),
     inert={"pretraining_tp": "nothing reads it", "aux_loss_alpha": "no loss uses it", "seq_aux": "no loss uses it"},
     beside=beside.MIXTURE,
     siblings=siblings.decoders("DeepseekV2", tokens_too=False, spans_too=False),
@@ -71,7 +70,7 @@ FAMILY = Family(
         ),
         Known(
             name="norm_topk_prob is not read",
-            smallest='`norm_topk_prob=True`',
+            smallest="`norm_topk_prob=True`",
             sites=("ffn.router.weights", "ffn"),
             where=lambda config: config.normalised,
             link="no issue known",
@@ -79,7 +78,7 @@ FAMILY = Family(
         ),
         Known(
             name="an odd qk_nope_head_dim or kv_lora_rank raises where nothing is cast: view_as_complex wants even strides",
-            smallest='`qk_nope_head_dim=11`, one layer, float32',
+            smallest="`qk_nope_head_dim=11`, one layer, float32",
             sites=(FORWARD,),
             where=lambda config: config.d_nope % 2 == 1 or config.kv_lora_rank % 2 == 1,
             precisions=("f64", "f32"),

@@ -26,7 +26,6 @@ RENORMALISED = ("base", "yarn", "no-q-lora", "half-rope", "shared-2", "biased", 
 FAMILY = Family(
     name="deepseek_v3",
     hf_class="DeepseekV3ForCausalLM",
-    rows=("L8", "M4"),
     inert={
         "pretraining_tp": "nothing reads it",
         "num_nextn_predict_layers": "modules for multi-token prediction, apart from the model proper",
@@ -38,7 +37,7 @@ FAMILY = Family(
             block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
             *LATENT_ATTENTION,
             block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
-            *mixture(is_sparse, rows=("F4",), shared="shared_experts"),
+            *mixture(is_sparse, shared="shared_experts"),
         )
     ),
     backends=(

@@ -23,7 +23,7 @@ from reference_impl.position import RopeConfig, RotaryEmbedding, rotate_halves, 
 
 BOOLEAN_MASK_KNOWN = Known(
     name="eager attention adds a boolean mask of four dimensions to the scores",
-    smallest='`model(ids, attention_mask=torch.ones(1, 1, s, s).tril().bool())`; sdpa reads it right',
+    smallest="`model(ids, attention_mask=torch.ones(1, 1, s, s).tril().bool())`; sdpa reads it right",
     sites=("mask-4d.bool",),
     attention=("eager",),
     link=FOUND_HERE,
@@ -32,7 +32,7 @@ BOOLEAN_MASK_KNOWN = Known(
 )
 PACKED_KNOWN = Known(
     name="several texts in one row see each other when a cache is kept",
-    smallest='`model(ids, position_ids=[[0, 1, 2, 0, 1]])` with `use_cache` True, which is the default, and False',
+    smallest="`model(ids, position_ids=[[0, 1, 2, 0, 1]])` with `use_cache` True, which is the default, and False",
     sites=("packed.with-cache",),
     link=FOUND_HERE,
     explained=AS_ONE_READS,

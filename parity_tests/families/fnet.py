@@ -126,7 +126,6 @@ def _without(name: str) -> Callable[[Any], None]:
 FAMILY = Family(
     name="fnet",
     hf_class="FNetForMaskedLM",
-    rows=("T3",),
     inert={"*tpu_*": "how the transform is computed; by matrices, it takes sequences of one length alone"},
     variants=tiny.VARIANTS,
     initial=initialisation.encoder,

@@ -34,19 +34,19 @@ HERE, THERE = "layers.{layer}", "transformer.h.{layer}"
 def units(config: GPT2Config) -> list[Unit]:
     """Every unit of a model with this config."""
     layer = (
-        block(f"{HERE}.attn_norm", f"{THERE}.ln_1", rows=("N1",)),
+        block(f"{HERE}.attn_norm", f"{THERE}.ln_1"),
         ATTENTION,
         *(CROSS_ATTENTION if config.cross_attention else ()),
-        block(f"{HERE}.ffn_norm", f"{THERE}.ln_2", rows=("N1",)),
-        block(f"{HERE}.ffn", f"{THERE}.mlp", rows=("F1",)),
-        Unit(name=HERE, hf=THERE, level="layer", feed=layer_input, sites=(output("b s d"),), rows=("L4",)),
+        block(f"{HERE}.ffn_norm", f"{THERE}.ln_2"),
+        block(f"{HERE}.ffn", f"{THERE}.mlp"),
+        Unit(name=HERE, hf=THERE, level="layer", feed=layer_input, sites=(output("b s d"),)),
     )
     return [*BEFORE, *in_layers(layer, config, config.n_layers), *AFTER]
 
 
 BEFORE = (
     block("embed", "transformer.wte"),  # of the types, which are looked up last
-    block("positions", "transformer.wpe", rows=("P3",)),
+    block("positions", "transformer.wpe"),
     Unit(name="dropout", hf="transformer.drop", level="block", sites=(output("b s d"),)),  # the sum of them all
     Unit(
         name="mask",
@@ -62,23 +62,21 @@ ATTENTION = Unit(
     level="block",
     feed=attention_input,
     sites=(held("keys", 0, "b h t e"), held("values", 1, "b h t e"), probs("b h s t"), output("b s d")),
-    rows=("A1",),
 )
 
 CROSS_ATTENTION = (
-    block(f"{HERE}.cross_norm", f"{THERE}.ln_cross_attn", rows=("N1",)),
+    block(f"{HERE}.cross_norm", f"{THERE}.ln_cross_attn"),
     Unit(
         name=f"{HERE}.cross",
         hf=f"{THERE}.crossattention",
         level="block",
         feed=cross_input("encoder_attention_mask"),
         sites=(held("keys", 2, "b h m e"), held("values", 3, "b h m e"), probs("b h s m"), output("b s d")),
-        rows=("A2",),
     ),
 )
 
 AFTER = (
-    block("norm", "transformer.ln_f", rows=("N1",)),
+    block("norm", "transformer.ln_f"),
     block("lm_head", "lm_head", axes="b s v"),
     Unit(name="", hf="", label="logits", level="model", sites=(Site("", "b s v", lambda c: c.output["logits"]),)),
 )
@@ -144,7 +142,6 @@ FAMILY = Family(
         Backend("sdpa", precisions=("f64", "f32")),
     ),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
-    rows=("L4", "M3", "G1"),
     beside=(beside.hidden_states("dropout", "norm"), beside.attentions(), beside.CROSS_ATTENTIONS),
     siblings=siblings.GPT2,
     known=(

@@ -14,7 +14,6 @@ from reference_impl.rope_scaling import DynamicNTK
 FAMILY = Family(
     name="llama",
     hf_class="LlamaForCausalLM",
-    rows=("L5", "M4"),
     inert={"pretraining_tp": "nothing reads it; releases that did sliced the products, which rounds otherwise"},
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, replace(scalings.ALONE, variants=("rope-*-*",)),),  # one of each scaling is compared in full

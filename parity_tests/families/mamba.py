@@ -208,7 +208,6 @@ OF_MAMBA_2 = "for Mamba-2 mended by https://github.com/huggingface/transformers/
 FAMILY = Family(
     name="mamba",
     hf_class="MambaForCausalLM",
-    rows=("T5",),
     inert={
         "use_mambapy": "another way to compute the scan, of a package",
         "use_associative_scan": "another way to compute the scan, under torch.compile",
@@ -233,7 +232,7 @@ FAMILY = Family(
         ),
         Known(
             name="several tokens on a state find no memory",
-            smallest='six tokens, then five on the state',
+            smallest="six tokens, then five on the state",
             sites=("dynamic.chunks", "dynamic.chunks.held"),
             since="5.15.0",
             link=OF_MAMBA_2,
@@ -241,7 +240,7 @@ FAMILY = Family(
         ),
         Known(
             name="beams that change places leave their states behind",
-            smallest='`num_beams=3`',
+            smallest="`num_beams=3`",
             sites=(
                 "settings.num_beams",
                 "settings.num_return_sequences",
@@ -255,7 +254,7 @@ FAMILY = Family(
         ),
         Known(
             name="steps after a prompt that is shorter than the convolution go wrong in every row but the first",
-            smallest='two rows of one token',
+            smallest="two rows of one token",
             sites=("settings.forced_bos_token_id", "settings.begin_suppress_tokens.forced_bos", "settings.as-summaries"),
             until="5.4.0",
             unexplained="rows of a batch differ in it, and the reference has no rows that do",
@@ -288,7 +287,7 @@ FAMILY = Family(
         ),
         Known(
             name="what padding is projected to, a bias, reaches the convolution",
-            smallest='`use_bias=True`, a row padded on the left',
+            smallest="`use_bias=True`, a row padded on the left",
             sites=("mixer.inputs",),
             since="5.15.0",
             where=lambda config: config.bias,

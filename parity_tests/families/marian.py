@@ -46,7 +46,6 @@ FAMILY = Family(
     units=post_norm_units(embed_norm=False),
     backends=BACKENDS,
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
-    rows=("M5", "P2", "G1"),
     inert={"is_decoder": "of a decoder by itself, MarianForCausalLM"},
     beside=beside.two_sides("embedded"),
     siblings=siblings.without_head("Marian") | siblings.decoder_alone("Marian"),
@@ -55,7 +54,7 @@ FAMILY = Family(
         LAYERDROP,
         Known(
             name="the table of sines is trained once it was loaded, and not saved",
-            smallest='`from_pretrained`, a step of SGD, save, load',
+            smallest="`from_pretrained`, a step of SGD, save, load",
             sites=("trainable",),
             since="5.0.0",
             link="measured in 5.24.0: requires_grad is False from a config and True from from_pretrained; in 4.57.6 False",
@@ -63,7 +62,7 @@ FAMILY = Family(
         ),
         Known(
             name="the encoder does not scale embeddings given for ids, as the decoder does",
-            smallest='`scale_embedding=True`, `inputs_embeds`',
+            smallest="`scale_embedding=True`, `inputs_embeds`",
             sites=("inputs_embeds",),
             where=lambda config: config.scaled_embedding,
             link="measured in 4.57.6 and 5.24.0",

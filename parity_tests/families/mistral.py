@@ -16,7 +16,6 @@ FAMILY = Family(
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
-    rows=("L5", "M4"),
     beside=beside.DECODER,
     siblings=siblings.decoders("Mistral"),
     known=(

@@ -18,14 +18,13 @@ FAMILY = Family(
     hf_class="MixtralForCausalLM",
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
-    units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(everywhere, rows=("F3",)))),
+    units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(everywhere))),
     backends=(
         Backend("eager", "eager"),
         Backend("sdpa", "eager", ("f64",)),
         Backend("eager", "batched_mm", ("f64",), variants=("base", "top-all")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "top-all")),  # the default; has no float64 kernel
     ),
-    rows=("L7", "M4", "G1"),
     beside=beside.MIXTURE,
     siblings=siblings.decoders("Mixtral"),
     known=(

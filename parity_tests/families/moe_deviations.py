@@ -34,7 +34,7 @@ KNOWN = (
     ),
     Known(
         name="the load-balancing loss takes the mask of the cache for that of the new tokens",
-        smallest='six tokens cached, one new, `output_router_logits=True`, `attention_mask=torch.ones(1, 7)`',
+        smallest="six tokens cached, one new, `output_router_logits=True`, `attention_mask=torch.ones(1, 7)`",
         sites=("load-balancing.cached",),
         link=FOUND_HERE,
         raises="RuntimeError",

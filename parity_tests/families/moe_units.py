@@ -45,17 +45,16 @@ def weights(call: Call) -> Tensor | None:
     return None if routing.choice is None else dense(routing.choice, n_experts(call), routing.weight)
 
 
-def mixture(where: Where, *, rows: tuple[str, ...], shared: str = "", axes: str = "b s d") -> tuple[Unit, ...]:
+def mixture(where: Where, *, shared: str = "", axes: str = "b s d") -> tuple[Unit, ...]:
     """Router, experts and the whole, in the layers that have them, and the dense network of the others.
 
-    rows: what of the seeds they show. shared: what the shared experts' network is called inside the block, if there is one;
+    shared: what the shared experts' network is called inside the block, if there is one;
     axes: of what it gives.
     """
     router = Unit(
         name="layers.{layer}.ffn.router",
         hf="model.layers.{layer}.mlp.gate",
         level="block",
-        rows=rows,
         feed=tokens,
         where=where,
         routes=lambda c: hf.routing(c.output).choice,
@@ -69,13 +68,12 @@ def mixture(where: Where, *, rows: tuple[str, ...], shared: str = "", axes: str 
         name="layers.{layer}.ffn.experts",
         hf="model.layers.{layer}.mlp.experts",
         level="block",
-        rows=rows,
         feed=routed,
         where=where,
         sites=(Site("", "n d", lambda c: c.tensor, absent=NOT_A_MODULE),),
     )
     always = block("layers.{layer}.ffn.shared", f"model.layers.{{layer}}.mlp.{shared}", axes=axes, where=where)
-    return router, experts, *((always,) if shared else ()), block("layers.{layer}.ffn", "model.layers.{layer}.mlp", rows=rows)
+    return router, experts, *((always,) if shared else ()), block("layers.{layer}.ffn", "model.layers.{layer}.mlp")
 
 
 def has_q_latent(config: Any, layer: int) -> bool:
@@ -84,14 +82,13 @@ def has_q_latent(config: Any, layer: int) -> bool:
 
 
 LATENT_ATTENTION = (
-    block("layers.{layer}.attn.q_norm", "model.layers.{layer}.self_attn.q_a_layernorm", where=has_q_latent, rows=("N1",)),
-    block("layers.{layer}.attn.kv_norm", "model.layers.{layer}.self_attn.kv_a_layernorm", rows=("N1",)),
+    block("layers.{layer}.attn.q_norm", "model.layers.{layer}.self_attn.q_a_layernorm", where=has_q_latent),
+    block("layers.{layer}.attn.kv_norm", "model.layers.{layer}.self_attn.kv_a_layernorm"),
     Unit(
         name="layers.{layer}.attn",
         hf="model.layers.{layer}.self_attn",
         level="block",
         feed=attention_input,
-        rows=("A4",),
         sites=(
             Site("latent", "b 1 t r", lambda c: c.cached[0] if c.cached else None),
             Site("rope_key", "b 1 t e", lambda c: c.cached[1] if c.cached else None),

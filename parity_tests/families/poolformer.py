@@ -157,7 +157,6 @@ ERF = ("base", "no-scale")
 FAMILY = Family(
     name="poolformer",
     hf_class="PoolFormerForImageClassification",
-    rows=("T4",),
     inert={
         "tie_word_embeddings": "there are no words",
         "patch_size": "nothing reads it: each stage has its own",

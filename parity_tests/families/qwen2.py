@@ -1,18 +1,13 @@
 """Qwen2, Qwen2.5 and Qwen2.5-Coder."""
 
-from dataclasses import replace
-
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
 from parity_tests.families import window_deviations as windows
-from parity_tests.families.units import LAYER_MASK, LLAMA_ATTENTION, LLAMA_LAYER, decoder_units
+from parity_tests.families.units import LAYER_MASK, LLAMA_LAYER, decoder_units
 from parity_tests.fixtures import qwen2 as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.qwen2 import Qwen2Layer
-
-ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
-LAYER = tuple(ATTENTION if unit is LLAMA_ATTENTION else unit for unit in LLAMA_LAYER)
 
 OTHERS = {"Qwen2RMSNorm": "a block of every model", "JevForDecision": "of another family, which reads this one's configs"}
 
@@ -21,9 +16,8 @@ FAMILY = Family(
     hf_class="Qwen2ForCausalLM",
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
-    units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
+    units=decoder_units(inside=(LAYER_MASK, *LLAMA_LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
-    rows=("L5", "M4"),
     beside=beside.DECODER,
     siblings=siblings.decoders("Qwen2") | OTHERS,
     known=(

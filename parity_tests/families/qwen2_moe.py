@@ -118,7 +118,7 @@ FAMILY = Family(
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
     units=decoder_units(
-        inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, rows=("F3",), shared="shared_expert", axes="n d"))
+        inside=(LAYER_MASK, *LLAMA_LAYER[:-1], *mixture(is_sparse, shared="shared_expert", axes="n d"))
     ),
     backends=(
         Backend("eager", "eager"),
@@ -126,7 +126,6 @@ FAMILY = Family(
         Backend("eager", "batched_mm", ("f64",), variants=("base", "steps")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
-    rows=("M4", "G1"),
     beside=beside.MIXTURE,
     siblings=siblings.decoders("Qwen2Moe"),
     known=(
@@ -146,7 +145,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers counts the layers with a window, every second of them, instead of those without",
-            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
+            smallest="`use_sliding_window=True, max_window_layers=1`, 3 layers",
             sites=("mask", "attn.probs", "attn"),
             since="5.0.0",
             where=windows.within_reach,

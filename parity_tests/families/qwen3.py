@@ -1,7 +1,5 @@
 """Qwen3, dense."""
 
-from dataclasses import replace
-
 from parity_tests.families import beside, siblings
 from parity_tests.families import deviations as shared
 from parity_tests.families import scaling_deviations as scalings
@@ -11,17 +9,15 @@ from parity_tests.fixtures import qwen3 as tiny
 from parity_tests.harness.record import PUBLISHED, Backend, Family
 from reference_impl.models.qwen3 import Qwen3Layer
 
-ATTENTION = replace(LLAMA_ATTENTION, rows=(*LLAMA_ATTENTION.rows, "A7"))
-LAYER = tuple(part for unit in LLAMA_LAYER for part in ((*QK_NORM, ATTENTION) if unit is LLAMA_ATTENTION else (unit,)))
+LAYER = tuple(part for unit in LLAMA_LAYER for part in ((*QK_NORM, unit) if unit is LLAMA_ATTENTION else (unit,)))
 
 FAMILY = Family(
     name="qwen3",
     hf_class="Qwen3ForCausalLM",
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
-    units=decoder_units(inside=(replace(LAYER_MASK, rows=("A7",)), *LAYER)),
+    units=decoder_units(inside=(LAYER_MASK, *LAYER)),
     backends=(Backend("eager"), Backend("sdpa", precisions=("f64", "f32"))),
-    rows=("L6", "M4"),
     beside=beside.DECODER,
     siblings=siblings.decoders("Qwen3"),
     known=(

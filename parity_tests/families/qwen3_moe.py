@@ -28,14 +28,13 @@ FAMILY = Family(
     hf_class="Qwen3MoeForCausalLM",
     variants=tiny.VARIANTS,
     alone=(PUBLISHED, scalings.ALONE, windows.ALONE),
-    units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse, rows=("F3",)))),
+    units=decoder_units(inside=(LAYER_MASK, *BEFORE_FFN, *mixture(is_sparse))),
     backends=(
         Backend("eager", "eager"),
         Backend("sdpa", "eager", ("f64",)),
         Backend("eager", "batched_mm", ("f64",), variants=("base", "steps")),
         Backend("sdpa", "grouped_mm", ("f32", "bf16"), variants=("base", "steps")),  # the default; has no float64 kernel
     ),
-    rows=("M4", "G1"),
     beside=beside.MIXTURE,
     siblings=siblings.decoders("Qwen3Moe"),
     known=(
@@ -48,7 +47,7 @@ FAMILY = Family(
         mixtures.FLOAT32_WEIGHTS,
         Known(
             name="max_window_layers is not read, and every layer has the window",
-            smallest='`use_sliding_window=True, max_window_layers=1`, 3 layers',
+            smallest="`use_sliding_window=True, max_window_layers=1`, 3 layers",
             sites=("mask", "attn.probs", "attn"),
             where=windows.in_some_layers,
             link="no issue known",

@@ -107,14 +107,14 @@ BEAMS = tuple(
 KNOWN = (
     Known(
         name="time_first begins as ones in every channel, and not around log 0.3",
-        smallest='`RwkvForCausalLM(RwkvConfig())`',
+        smallest="`RwkvForCausalLM(RwkvConfig())`",
         sites=("initial.time.first",),
         link=FOUND_HERE,
         unexplained="what parameters begin as is no part of a forward",
     ),
     Known(
         name="beams that change places leave their states behind",
-        smallest='`num_beams=3`',
+        smallest="`num_beams=3`",
         sites=BEAMS,
         until="5.13.0",
         link="measured, release by release",
@@ -129,7 +129,7 @@ KNOWN = (
     ),
     Known(
         name="the state is as wide as d_model whatever attention_hidden_size says",
-        smallest='`attention_hidden_size=32`, two tokens one by one',
+        smallest="`attention_hidden_size=32`, two tokens one by one",
         sites=(FORWARD,),
         where=lambda config: config.d_inner != config.d_model,
         link="measured: right without a state",
@@ -137,7 +137,7 @@ KNOWN = (
     ),
     Known(
         name="a step of one token mixes each row with the last tokens of the others",
-        smallest='two rows, six tokens, then one on the state',
+        smallest="two rows, six tokens, then one on the state",
         sites=("greedy", "eos"),
         link="measured: logits (b, b, v) for tokens (b, 1)",
         unexplained="what comes out has another shape than any model of a batch gives",
@@ -152,7 +152,7 @@ KNOWN = (
     ),
     Known(
         name="weights are divided in place, and so have other gradients",
-        smallest='a forward in evaluation mode, save, load: divided twice (`rescale_every`)',
+        smallest="a forward in evaluation mode, save, load: divided twice (`rescale_every`)",
         sites=("gradients", "step"),
         where=lambda config: config.halvings(config.n_layers - 1) > 0,
         link="by design",
@@ -271,7 +271,6 @@ PLAIN = ("base", "tied")
 FAMILY = Family(
     name="rwkv",
     hf_class="RwkvForCausalLM",
-    rows=("T5",),
     inert={"context_length": "how far a kernel reaches"},
     variants=tiny.VARIANTS,
     initial=initialisation.rwkv,

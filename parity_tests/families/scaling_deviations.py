@@ -195,7 +195,7 @@ DIVISORS_DROPPED = Deviation(
 )
 DIVISORS_KNOWN = Known(
     name="GGUF's divisors of the frequencies are dropped",
-    smallest='`rope_freqs.weight` of `[1, 8]`, heads of width 4',
+    smallest="`rope_freqs.weight` of `[1, 8]`, heads of width 4",
     sites=("rope.cos", "rope.sin"),
     where=_is(Divided),
     link=FOUND_HERE,

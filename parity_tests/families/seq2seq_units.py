@@ -146,7 +146,6 @@ def attention(side: str, hf: str) -> Unit:
         level="block",
         feed=attention_input(side),
         sites=(*cached, Site("probs", axes, probabilities, absent=NO_PROBABILITIES), output(f"b {QUERY[side]} d")),
-        rows=("A1",),
     )
 
 
@@ -163,7 +162,6 @@ def cross(hf: str) -> Unit:
             Site("probs", "b h s m", probabilities, absent=NO_PROBABILITIES),
             output("b s d"),
         ),
-        rows=("A2",),
     )
 
 
@@ -174,9 +172,9 @@ def layer(side: str, hf: str) -> Unit:
     return Unit(name=name, hf=hf, level="layer", feed=layer_input(side), sites=(output(axes),))
 
 
-def part(side: str, name: str, hf: str, rows: tuple[str, ...] = ()) -> Unit:
+def part(side: str, name: str, hf: str) -> Unit:
     """A norm, a projection, a feed-forward network of a side."""
-    return block(f"{side}.{name}", hf, axes=f"b {QUERY[side]} d", rows=rows)
+    return block(f"{side}.{name}", hf, axes=f"b {QUERY[side]} d")
 
 
 def end() -> list[Unit]:
@@ -194,22 +192,22 @@ def post_norm_units(*, embed_norm: bool) -> Callable[[Any], list[Unit]]:
         found = []
         for side, n_layers in (("encoder", config.n_encoder_layers), ("decoder", config.n_decoder_layers)):
             there = f"model.{side}.layers.{{layer}}."
-            network = part(side, "layers.{layer}.ffn", there + "fc1", rows=("F1",))
+            network = part(side, "layers.{layer}.ffn", there + "fc1")
             inside = [
                 attention(side, there + "self_attn"),
-                part(side, "layers.{layer}.attn_norm", there + "self_attn_layer_norm", rows=("N1",)),
+                part(side, "layers.{layer}.attn_norm", there + "self_attn_layer_norm"),
             ]
             if side == "decoder":
                 inside += [cross(there + "encoder_attn")]
-                inside += [part(side, "layers.{layer}.cross_norm", there + "encoder_attn_layer_norm", rows=("N1",))]
+                inside += [part(side, "layers.{layer}.cross_norm", there + "encoder_attn_layer_norm")]
             inside += [
                 replace(network, until=there + "fc2"),
-                part(side, "layers.{layer}.ffn_norm", there + "final_layer_norm", rows=("N1",)),
+                part(side, "layers.{layer}.ffn_norm", there + "final_layer_norm"),
                 layer(side, there.rstrip(".")),
             ]
             norm = f"model.{side}.layernorm_embedding" if embed_norm else None
             found += begin(side, f"model.{side}.layers.0", norm)
-            found += [part(side, "embed_norm", norm, rows=("N1",))] if norm else []
+            found += [part(side, "embed_norm", norm)] if norm else []
             found += in_layers(inside, config, n_layers)
         return [*found, *end()]
 

@@ -56,15 +56,15 @@ def units(config: T5Config) -> list[Unit]:
         there, here = f"{side}.block.{{layer}}.layer.", "layers.{layer}."
         network = 1 if side == "encoder" else 2
         inside = [
-            part(side, here + "attn_norm", there + "0.layer_norm", rows=("N1",)),
+            part(side, here + "attn_norm", there + "0.layer_norm"),
             attention(side, there + "0.SelfAttention"),
         ]
         if side == "decoder":
-            inside.append(part(side, here + "cross_norm", there + "1.layer_norm", rows=("N1",)))
+            inside.append(part(side, here + "cross_norm", there + "1.layer_norm"))
             inside.append(cross(there + "1.EncDecAttention"))
         inside += [
-            part(side, here + "ffn_norm", there + f"{network}.layer_norm", rows=("N1",)),
-            part(side, here + "ffn", there + f"{network}.DenseReluDense", rows=("F2",) if config.gated else ("F1",)),
+            part(side, here + "ffn_norm", there + f"{network}.layer_norm"),
+            part(side, here + "ffn", there + f"{network}.DenseReluDense"),
             layer(side, f"{side}.block.{{layer}}"),
         ]
         relative = Unit(
@@ -75,7 +75,7 @@ def units(config: T5Config) -> list[Unit]:
             sites=(Site("", "1 h q t", _positions, absent=WITH_MASK),),
         )
         found += [*begin(side, f"{side}.block.0"), relative]
-        found += [*in_layers(inside, config, n_layers), part(side, "norm", f"{side}.final_layer_norm", rows=("N1",))]
+        found += [*in_layers(inside, config, n_layers), part(side, "norm", f"{side}.final_layer_norm")]
     return [*found, *end()]
 
 
@@ -179,7 +179,6 @@ FAMILY = Family(
         Backend("sdpa", precisions=("f64", "f32")),
     ),
     holds=("b h t e", "b h t e", "b h m e", "b h m e"),
-    rows=("M5", "G1"),
     inert={
         "is_decoder": "of a decoder by itself",
         "tie_word_embeddings": "always true in transformers 5, where scale_decoder_outputs keeps what the file said",
@@ -189,7 +188,7 @@ FAMILY = Family(
     known=(
         Known(
             name="a model that is not tied begins tied: a T5Config knows no other way",
-            smallest='`T5ForConditionalGeneration(T5Config(tie_word_embeddings=False))`: `lm_head.weight is shared.weight`',
+            smallest="`T5ForConditionalGeneration(T5Config(tie_word_embeddings=False))`: `lm_head.weight is shared.weight`",
             sites=("initial.drawn",),
             since="5.0.0",
             where=lambda config: not config.tied_head,
@@ -198,7 +197,7 @@ FAMILY = Family(
         ),
         Known(
             name="every config says that the head is tied, and scale_decoder_outputs keeps what the file said",
-            smallest='`T5Config(tie_word_embeddings=False).tie_word_embeddings`',
+            smallest="`T5Config(tie_word_embeddings=False).tie_word_embeddings`",
             sites=("config.tied_head",),
             since="5.0.0",
             where=lambda config: not config.tied_head,
@@ -209,7 +208,7 @@ FAMILY = Family(
         *(
             Known(
                 name="a decoder deeper than the encoder cannot generate: its cache has the encoder's layers",
-                smallest='`num_layers=2, num_decoder_layers=3`',
+                smallest="`num_layers=2, num_decoder_layers=3`",
                 sites=sites,
                 since=since,
                 until=until,

@@ -57,11 +57,9 @@ def attention_input(call: Call, seen: Mapping[str, Tensor]) -> Arguments:
     return Arguments(x, tables(call, seen), causal_mask(slots, slots) if mask is None else mask, LayerCache())
 
 
-def block(
-    name: str, hf: str, axes: str = "b s d", where: Callable[[Any, int], bool] = everywhere, rows: tuple[str, ...] = ()
-) -> Unit:
+def block(name: str, hf: str, axes: str = "b s d", where: Callable[[Any, int], bool] = everywhere) -> Unit:
     """A block of one input and one output: a norm, a projection, a feed-forward network."""
-    return Unit(name=name, hf=hf, level="block", feed=only_hidden, where=where, rows=rows, sites=(output(axes),))
+    return Unit(name=name, hf=hf, level="block", feed=only_hidden, where=where, sites=(output(axes),))
 
 
 def output(axes: str) -> Site:
@@ -87,7 +85,6 @@ def decoder_units(*, inside: tuple[Unit, ...]) -> Callable[[Any], list[Unit]]:
             name="rope",
             hf="model.rotary_emb",
             level="block",
-            rows=("P4",),
             feed=lambda call, seen: Arguments(call.argument(1, "position_ids"), call.argument(0, "x").dtype),
             sites=(
                 Site("cos", "b s p", lambda c: cosines(c.output)),
@@ -118,7 +115,6 @@ LLAMA_ATTENTION = Unit(
     name="layers.{layer}.attn",
     hf="model.layers.{layer}.self_attn",
     level="block",
-    rows=("A3", "A6"),
     feed=attention_input,
     sites=(
         Site("keys", "b g t e", lambda c: c.cached[0] if c.cached else None),
@@ -129,10 +125,10 @@ LLAMA_ATTENTION = Unit(
 )
 
 LLAMA_LAYER = (
-    block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm", rows=("N1",)),
+    block("layers.{layer}.attn_norm", "model.layers.{layer}.input_layernorm"),
     LLAMA_ATTENTION,
-    block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm", rows=("N1",)),
-    block("layers.{layer}.ffn", "model.layers.{layer}.mlp", rows=("F2",)),
+    block("layers.{layer}.ffn_norm", "model.layers.{layer}.post_attention_layernorm"),
+    block("layers.{layer}.ffn", "model.layers.{layer}.mlp"),
 )
 
 
@@ -144,7 +140,6 @@ def head_norm(name: str, axes: str) -> Unit:
         level="block",
         feed=lambda call, seen: Arguments(hidden(call).transpose(1, 2)),
         sites=(Site("", axes, lambda c: c.tensor.transpose(1, 2)),),
-        rows=("A7",),
     )
 
 

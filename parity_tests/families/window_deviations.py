@@ -292,7 +292,7 @@ _HELD = ("dynamic.steps.held", "cache.held", "cache.training")
 WINDOW_OF_ONE = (
     Known(
         name="a window of one token is forgotten by the dynamic cache, and a step sees everything",
-        smallest='`sliding_window=1`, five tokens, then one',
+        smallest="`sliding_window=1`, five tokens, then one",
         sites=("dynamic.steps", *_STEPS_AT_ONE, *_HELD, "greedy", "left-padded.alone", "eos"),
         since="4.56.0",  # until then the dynamic cache kept all tokens of every layer, and the mask said which count
         where=_of_one,
@@ -342,7 +342,7 @@ WINDOW_OF_ONE = (
     ),
     Known(
         name="a window of one token is forgotten by the dynamic cache, and several tokens meet a mask of another width",
-        smallest='`sliding_window=1`, five tokens, then two',
+        smallest="`sliding_window=1`, five tokens, then two",
         sites=("dynamic.chunks", "dynamic.window.across", "dynamic.chunks.held", "prefilled"),
         since="4.56.0",
         where=_of_one,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from parity_tests.families import FAMILIES
 from parity_tests.harness.checkpoints import REFUSED
-from parity_tests.harness.names import PRECISIONS, kind_of
+from parity_tests.harness.names import PRECISIONS
 from parity_tests.harness.points import (
     Options,
     alone_in,
@@ -22,8 +21,6 @@ from parity_tests.harness.points import (
     rounded,
     usual,
 )
-from parity_tests.harness.record import Family
-from parity_tests.harness.rows import ONLY_AT, ROWS
 from parity_tests.harness.schedules import at_edges
 from parity_tests.harness.siblings import siblings_of
 
@@ -113,32 +110,3 @@ def trained_case(item: pytest.Item) -> str:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     case = getattr(parameters.get("point"), "case", parameters.get("case"))
     return str(case) if getattr(case, "trained", False) else ""
-
-
-def rows_of(item: pytest.Item) -> list[str]:
-    """The rows that a test shows: by its markers, and by the record of the family and of the unit that it compares."""
-    found = [row for marker in item.iter_markers("rows") for row in marker.args]
-    unknown = [row for row in found if row not in ROWS]
-    if unknown:
-        raise pytest.UsageError(f"{item.nodeid} shows {', '.join(unknown)}, which are no rows of the seeds")
-    level = item.get_closest_marker("level")
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    point, case = parameters.get("point"), parameters.get("case")
-    case = point.case if point is not None else case
-    if case is None:
-        return found
-    levels = (level.args[0],) if level else ()
-    family = [row for row in case.record.rows if not levels or levels[0] in ONLY_AT.get(row[0], levels)]
-    unit = unit_rows(case.record, config_of(case), point.kind) if point is not None else []
-    cached = ["G1"] if levels and levels[0] in ("cache", "generation") else []
-    return list(dict.fromkeys([*found, *family, *unit, *cached]))
-
-
-def unit_rows(family: Family, config: Any, kind: str) -> list[str]:
-    """The rows that a kind of site shows beside those of its family."""
-    return [
-        row
-        for unit in family.units_of(config)
-        if unit.rows and any(kind_of(unit.site_name(site)) == kind for site in unit.sites)
-        for row in unit.rows
-    ]

@@ -1,4 +1,4 @@
-"""The table that closes seed 1, read off the reference's own modules at published sizes."""
+"""The table that closes R1, read off the reference's own modules at published sizes."""
 
 from __future__ import annotations
 

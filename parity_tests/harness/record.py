@@ -86,7 +86,7 @@ class Unit:
     feed: turns the twin's call, and what the reference itself used, into the reference module's arguments.
     None: compared as it runs inside the model only.
     where: the layers that have it. routes: reads the experts (n, k) that transformers chose, from a router's unit.
-    rows: what the seeds describe that this shows, beside the family's own. layer: the one that it is in.
+    layer: the one that it is in.
     until: the module that ends the block, where transformers has none for it and `hf` only begins it.
     """
 
@@ -98,7 +98,6 @@ class Unit:
     label: str | None = None
     where: Callable[[Any, int], bool] = everywhere
     routes: Callable[[Call], Tensor | None] | None = None
-    rows: tuple[str, ...] = ()
     layer: int | None = None
     until: str | None = None
 
@@ -343,9 +342,9 @@ class Family:
     hf_class: of checkpoints whose config.json names none of the installed release's classes. variants: config.json files by
     name. units: every unit of a model with this config, in the order in which they run. reads: what such a model is given.
     caches: the kinds that transformers has for it, and holds: the axes of what they hold of a layer.
-    beside: what a forward gives beside logits. siblings: its other classes, or why one is not compared. rows: what the seeds
-    describe that the whole family shows. inert: fields of transformers' config that change no number of a forward, with the
-    reason; `*` stands for anything. alone: the variants that are there for one thing.
+    beside: what a forward gives beside logits. siblings: its other classes, or why one is not compared. inert: fields of
+    transformers' config that change no number of a forward, with the reason; `*` stands for anything. alone: the variants
+    that are there for one thing.
     """
 
     name: str
@@ -360,7 +359,6 @@ class Family:
     beside: tuple[Beside, ...] = ()
     siblings: Mapping[str, Sibling | str] = field(default_factory=dict)
     known: tuple[Known, ...] = ()
-    rows: tuple[str, ...] = ()
     inert: Mapping[str, str] = field(default_factory=dict)
     alone: tuple[Alone, ...] = ()
     initial: Table = initialisation.decoder

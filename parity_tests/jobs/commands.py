@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "fetch": Command("fetch trained checkpoints by name, and print where they are", "ARGS=smollm2"),
     "gpu": Command("as parity, on CUDA, in the active environment", active=True),
     "facts": Command("what the seed documents state about torch and transformers, and whether it is so", releases=True),
-    "rows": Command("every test, and which row of the seed documents it shows"),
+    "rows": Command("item by item what the seed documents describe, where it is, and whether every test of it passes"),
     "known": Command("what transformers is known to compute otherwise, and in which releases", releases=True),
     "flags": Command("which fields of transformers' configs the fixtures vary, and which need not be", releases=True),
     "fuzz": Command("damaged checkpoints, each of which must load or be refused in one sentence", "N=50000"),

@@ -111,8 +111,18 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 def rows(arguments: Sequence[str]) -> int:
-    """Run every test, and print which of them show which row of the seeds."""
-    return _pytest("-q", "--no-header", *_jobs(), "--rows", str(HERE), *arguments)
+    """Run every test, and print item by item what of the seeds is shown; or list anew which tests do."""
+    parser = argparse.ArgumentParser(prog="hf-parity rows", description=COMMANDS["rows"].what)
+    parser.add_argument("--freeze", action="store_true", help="list anew which kinds of tests show what, and write SEEDS.md")
+    chosen, others = parser.parse_known_args(arguments)
+    if not chosen.freeze:
+        return _pytest("-q", "--no-header", *_jobs(), "--rows-each", str(HERE), *others)
+    _pytest("-q", "--no-header", "--rows-freeze", str(HERE), *others)
+    from parity_tests.seeds import page
+
+    page.PAGE.write_text(page.page())
+    print(page.PAGE)
+    return 0
 
 
 JOBS: Mapping[str, Callable[[Sequence[str]], int]] = {

@@ -1,4 +1,4 @@
-"""BART: a Transformer trained to mend text. Seed 2, 3.2; Lewis et al. 2019."""
+"""BART: a Transformer trained to mend text. R2, "3.2 Encoder/Decoder Only"; Lewis et al. 2019."""
 
 from dataclasses import dataclass
 

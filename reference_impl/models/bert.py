@@ -1,6 +1,6 @@
 """BERT: the encoder, and the same layers as a decoder, with or without an encoder's memory.
 
-Seed 1, "BertLayer" and "BertModel"; Devlin et al. 2018.
+R1, "BertLayer" and "BertModel"; Devlin et al. 2018.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite and Coder-V2. DeepSeek-AI 2024 (V2); seed 1, "MLA" and "DeepSeekMoE", as V3 has them."""
+"""DeepSeek-V2, V2-Lite and Coder-V2. DeepSeek-AI 2024 (V2); R1, "MLA" and "DeepSeekMoE", as V3 has them."""
 
 from dataclasses import dataclass
 

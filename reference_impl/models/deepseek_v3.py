@@ -1,4 +1,4 @@
-"""DeepSeek-V3. Seed 1, "DeepseekV3Layer" and "LlamaModel"; DeepSeek-AI 2024."""
+"""DeepSeek-V3. R1, "DeepseekV3Layer" and "LlamaModel"; DeepSeek-AI 2024."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FNet. Seed 1, "Token Mixing and Channel Mixing"; Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms"."""
+"""FNet. R1, "Token Mixing 与 Channel Mixing"; Lee-Thorp et al. 2021, "FNet: Mixing Tokens with Fourier Transforms"."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """GPT-2, with attention to an encoder's memory or without.
 
-Seed 1, "GPT2Layer" and "GPT2Model"; Radford et al. 2019.
+R1, "GPT2Layer" and "GPT2Model"; Radford et al. 2019.
 """
 
 from dataclasses import dataclass

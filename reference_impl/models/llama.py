@@ -1,4 +1,4 @@
-"""Llama. Seed 1, "LlamaLayer" and "LlamaModel"; seed 2, 3.3; Touvron et al. 2023, Dubey et al. 2024."""
+"""Llama. R1, "LlamaLayer" and "LlamaModel"; R2, "3.3 LLama"; Touvron et al. 2023, Dubey et al. 2024."""
 
 from dataclasses import dataclass
 

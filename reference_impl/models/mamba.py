@@ -1,4 +1,4 @@
-"""Mamba. Seed 1, "Token Mixing and Channel Mixing"; Gu and Dao 2023."""
+"""Mamba. R1, "Token Mixing 与 Channel Mixing"; Gu and Dao 2023."""
 
 from dataclasses import dataclass
 

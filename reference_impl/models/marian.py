@@ -1,4 +1,4 @@
-"""Marian, the translation models of Helsinki-NLP. Seed 1, "Transformer" and "Sinusoidal PE"; Junczys-Dowmunt et al. 2018."""
+"""Marian, the translation models of Helsinki-NLP. R1, "Transformer" and "Sinusoidal PE"; Junczys-Dowmunt et al. 2018."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""Mini-LLaMA: Llama reduced to what one writes from memory. Seed 2, 4, under its names of classes.
+"""Mini-LLaMA: Llama reduced to what one writes from memory. R2, 4, under its names of classes.
 
 Every head has its own keys, nothing has a bias, the norms have no eps, and the hidden width is four times the model's, which
-with a gate is more than Llama takes. What seed 2 calls `blocks`, `norm1` and `norm2`, `out_proj` and `final_proj` are here
+with a gate is more than Llama takes. What R2 calls `blocks`, `norm1` and `norm2`, `out_proj` and `final_proj` are here
 `layers`, `attn_norm` and `ffn_norm`, `o_proj` or `down_proj`, and `lm_head`.
 """
 
@@ -19,7 +19,7 @@ EPS = 0.0  # x_transformers.RMSNorm has none, so a token of nothing but zeros ha
 
 @dataclass(frozen=True, kw_only=True)
 class MiniLlamaConfig:
-    """Seed 2 has 32000, 512, 8 and 8. n_heads: divides d_model into heads of even width."""
+    """R2 has 32000, 512, 8 and 8. n_heads: divides d_model into heads of even width."""
 
     vocab_size: int
     d_model: int
@@ -43,7 +43,9 @@ class MiniLlamaConfig:
 
 
 class MultiHeadAttention(Attention):
-    """LinearOut(Softmax(RoPE(LinearQ(x)) @ RoPE(LinearK(x))^T * rsqrt(d_head) + CausalMask) @ LinearV(x)). Seed 2, 4.1.
+    """LinearOut(Softmax(RoPE(LinearQ(x)) @ RoPE(LinearK(x))^T * rsqrt(d_head) + CausalMask) @ LinearV(x)).
+
+    R2, "4.1 Multi-Head Attention (MHA) 实现".
 
     As printed there, `self.rope(q)[:, :, :, :, 0]`, nothing is rotated: called like that, RotaryEmbedding takes q for
     positions and returns their angles, the first of which, at frequency 1, is q again. What is meant, and done here, is
@@ -63,14 +65,14 @@ class MultiHeadAttention(Attention):
 
 
 class MLP(GatedFFN):
-    """LinearOut(SiLU(LinearGate(x)) * LinearUp(x)). Seed 2, 4.2."""
+    """LinearOut(SiLU(LinearGate(x)) * LinearUp(x)). R2, "4.2 Feed Forward (MLP) 的实现"."""
 
     def __init__(self, config: MiniLlamaConfig):
         super().__init__(d_model=config.d_model, d_ff=config.d_ff, bias=False, activation="silu")
 
 
 class DecoderBlock(PreNormLayer):
-    """z = x + MultiHeadAttention(RMSNorm(x)); y = z + MLP(RMSNorm(z)). Seed 2, 4.3."""
+    """z = x + MultiHeadAttention(RMSNorm(x)); y = z + MLP(RMSNorm(z)). R2, "4.3 Decoder侧的实现"."""
 
     def __init__(self, config: MiniLlamaConfig):
         super().__init__()
@@ -81,9 +83,11 @@ class DecoderBlock(PreNormLayer):
 
 
 class MiniLlama(Decoder):
-    """LinearOut(RMSNorm(DecoderBlock^N(TokenEmbedding(ids)))): normalised first, then projected. Seed 2, 4.6.
+    """LinearOut(RMSNorm(DecoderBlock^N(TokenEmbedding(ids)))): normalised first, then projected.
 
-    Seed 2 leaves the causal mask to the caller; it is always on here.
+    R2, "4.6 LLama的整体实现".
+
+    R2 leaves the causal mask to the caller; it is always on here.
     """
 
     def __init__(self, config: MiniLlamaConfig):

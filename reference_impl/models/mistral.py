@@ -1,4 +1,4 @@
-"""Mistral. Seed 1, "LlamaLayer" and "LlamaModel", with the window of "Qwen3Attention"; Jiang et al. 2023."""
+"""Mistral. R1, "LlamaLayer" and "LlamaModel", with the window of "Qwen3Attention"; Jiang et al. 2023."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Mixtral. Seed 1, "MixtralLayer", "MoE" and "LlamaModel"; Jiang et al. 2024."""
+"""Mixtral. R1, "MixtralLayer", "MoE" and "LlamaModel"; Jiang et al. 2024."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""PoolFormer. Seed 1, "Token Mixing and Channel Mixing"; Yu et al. 2022, "MetaFormer Is Actually What You Need for Vision"."""
+"""PoolFormer. R1, "Token Mixing 与 Channel Mixing"; Yu et al. 2022, "MetaFormer Is Actually What You Need for Vision"."""
 
 from dataclasses import dataclass
 

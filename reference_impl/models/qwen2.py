@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5. Seed 1, "LlamaLayer", "LlamaModel" and the remarks on "Qwen3Attention"; Yang et al. 2024."""
+"""Qwen2 and Qwen2.5. R1, "LlamaLayer", "LlamaModel" and the remarks on "Qwen3Attention"; Yang et al. 2024."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: seed 1, "LlamaLayer" with "MoE" and a shared expert behind a gate; Yang et al. 2024."""
+"""Qwen1.5-MoE and Qwen2-MoE: R1, "LlamaLayer" with "MoE" and a shared expert behind a gate; Yang et al. 2024."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Qwen3, dense. Seed 1, "Qwen3Attention", "Qwen3Layer" and "LlamaModel"; Yang et al. 2025."""
+"""Qwen3, dense. R1, "Qwen3Attention", "Qwen3Layer" and "LlamaModel"; Yang et al. 2025."""
 
 from dataclasses import dataclass
 

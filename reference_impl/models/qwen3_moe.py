@@ -1,4 +1,4 @@
-"""Qwen3-MoE. Seed 1, "Qwen3Layer" with the GatedFFN of most layers replaced by "MoE"; Yang et al. 2025."""
+"""Qwen3-MoE. R1, "Qwen3Layer" with the GatedFFN of most layers replaced by "MoE"; Yang et al. 2025."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""RWKV-4. Seed 1, "Token Mixing and Channel Mixing"; Peng et al. 2023."""
+"""RWKV-4. R1, "Token Mixing 与 Channel Mixing"; Peng et al. 2023."""
 
 from dataclasses import dataclass
 

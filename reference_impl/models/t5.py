@@ -1,4 +1,7 @@
-"""T5: relative positions, RMSNorm, no biases, scores that are not scaled. Seed 2, 3.2; Raffel et al. 2020; Shazeer 2020."""
+"""T5: relative positions, RMSNorm, no biases, scores that are not scaled.
+
+R2, "3.2 Encoder/Decoder Only"; Raffel et al. 2020; Shazeer 2020.
+"""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The original Transformer: encoder, decoder, and the model around them. Seed 1, "Transformer"; Vaswani et al. 2017."""
+"""The original Transformer: encoder, decoder, and the model around them. R1, "Transformer"; Vaswani et al. 2017."""
 
 import math
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def _ffn(config: TransformerConfig) -> FFN:
 
 
 class TransformerEncoderLayer(TransformerLayer):
-    """Self-attention, then the FFN. Seed 1, "TransformerEncoderLayer"."""
+    """Self-attention, then the FFN. R1, "TransformerEncoderLayer"."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__(
@@ -70,7 +70,7 @@ class TransformerEncoderLayer(TransformerLayer):
 
 
 class TransformerDecoderLayer(TransformerLayer):
-    """Self-attention, attention to the memory, then the FFN. Seed 1, "TransformerDecoderLayer"."""
+    """Self-attention, attention to the memory, then the FFN. R1, "TransformerDecoderLayer"."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__(
@@ -86,7 +86,10 @@ class TransformerDecoderLayer(TransformerLayer):
 
 
 class TransformerEncoder(nn.Module):
-    """memory = LayerNorm(TransformerEncoderLayer^N(src)). PyTorch has the norm after post-LN layers too, the paper not."""
+    """memory = LayerNorm(TransformerEncoderLayer^N(src)). PyTorch has the norm after post-LN layers too, the paper not.
+
+    R2, "2.2 Encoder".
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -102,7 +105,7 @@ class TransformerEncoder(nn.Module):
 
 
 class TransformerDecoder(nn.Module):
-    """y = LayerNorm(TransformerDecoderLayer^N(tgt, memory))."""
+    """y = LayerNorm(TransformerDecoderLayer^N(tgt, memory)). R2, "2.3 Decoder"."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -153,7 +156,7 @@ class Transformer(nn.Module):
 
 
 class InterleavedPositions(nn.Module):
-    """PE(pos), sines and cosines in turn. It has no longest sequence. Seed 1, "Sinusoidal PE"."""
+    """PE(pos), sines and cosines in turn. It has no longest sequence. R1, "Sinusoidal PE"; R2, "2.1 输入"."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -166,7 +169,8 @@ class InterleavedPositions(nn.Module):
 class TransformerModel(EncoderDecoder):
     """The whole of it, ids to logits: one embedding for source, target and output.
 
-    Both sides begin with Dropout(TokenEmbedding(ids) * sqrt(d_model) + PE(pos)). Seed 1, "Transformer", "Sinusoidal PE".
+    Both sides begin with Dropout(TokenEmbedding(ids) * sqrt(d_model) + PE(pos)). R1, "Transformer", "Sinusoidal PE";
+    R2, "1.1 词嵌入 Embedding", "2.4 Linear + Softmax + 输出".
     """
 
     def __init__(self, config: TransformerConfig):
