@@ -38,13 +38,13 @@ def of_rows(patient: Patient) -> Iterator[Repair]:
     both = ("q_proj", "k_proj")
     for which, said in ((both, "q and k"), (("q_proj",), "q"), (("k_proj",), "k")):
         so = f"this file's {said} rows are in the other order"
-        yield rewritten(f"{said} permuted once more", so, partial(reordered, PairsToHalves, which, own))
-        yield rewritten(f"{said} not permuted", so, partial(reordered, HalvesToPairs, which, own))
+        yield rewritten(f"{said} permuted once more", so, partial(reordered, PairsToHalves, which, own), far=True)
+        yield rewritten(f"{said} not permuted", so, partial(reordered, HalvesToPairs, which, own), far=True)
     _, first = attentions[0]
     if first.n_heads != first.n_kv_heads and first.k_proj.out_features % (2 * first.n_heads) == 0:
         name = "q and k permuted, k by the number of q's heads"
         so = "this file's q and k rows are in the other order, k's as if it had as many heads as q"
-        yield rewritten(name, so, partial(reordered, PairsToHalves, both, dict.fromkeys(both, "n_heads")))
+        yield rewritten(name, so, partial(reordered, PairsToHalves, both, dict.fromkeys(both, "n_heads")), far=True)
 
 
 # --- q, k and v joined ---

@@ -48,6 +48,10 @@ class Absence(Repair):
         return f"*{self.name}* left out"
 
 
-def rewritten(name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]], *, local: bool = False) -> Repair:
+def rewritten(
+    name: str, so: str, change: Callable[[Patient], Mapping[str, Tensor]], *, far: bool = False, local: bool = False
+) -> Repair:
     """A repair that gives some parameters other values."""
-    return Repair(name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)), local=local)
+    return Repair(
+        name=name, so=so, apply=lambda patient: patient.with_parameters(change(patient)), far=far, local=local
+    )

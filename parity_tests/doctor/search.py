@@ -22,7 +22,7 @@ LARGE = 20_000_000
 LEVEL = 0.5
 """A trained model loses less than such a part of what knowing how often tokens occur leaves. One that does not may need
 more than one repair."""
-KEPT, BEGUN, MOST = (20, 8), 2, 3
+KEPT, BEGUN, MOST = (20, 8), 3, 3
 """How many repairs go on from the trials; from how many a second is tried where one does not suffice; how many steps."""
 NEAR = 0.01
 """Nats a token, which what goes on gains."""
@@ -61,7 +61,9 @@ class Search:
             steps.append(found[0])
             if isinstance(found[0].repair, Absence):
                 break
-        if (not steps and loss >= self.reading.ignorant()) or (len(steps) > 1 and any(s.repair.local for s in steps)):
+        if (len(steps) > 1 and any(_doubtful(step) for step in steps)) or (
+            not steps and loss >= self.reading.ignorant()
+        ):
             steps = min([steps, *self._pairs(patient, loss)], key=lambda way: way[-1].after if way else loss)
         return Found(
             tuple(steps), loss, tried, small if small and (small.gain.sure or small.gain.mean >= WORTH) else None
@@ -127,8 +129,7 @@ class Search:
         """
         ill = loss >= LEVEL * self.reading.ignorant()
         found, tried = self._best(patient, all_repairs(patient, ill=ill))
-        doubtful = found is None or not found.gain.worth or found.repair.local or isinstance(found.repair, Departure)
-        if not (ill and harm and doubtful):
+        if not (ill and harm and _doubtful(found)):
             return found, tried
         absent, more = self._best(patient, list(absences.repairs(patient)))
         least = self.reading.ignorant() if found is None or not found.gain.worth else found.after
@@ -137,7 +138,7 @@ class Search:
 
     def _best(self, patient: Patient, repairs: Sequence[Repair]) -> tuple[Step | None, int]:
         left, tried = self._screened(patient, repairs)
-        found = list(self._tried(patient, left))
+        found = list(self._tried(patient, sorted(left, key=repairs.index)))
         return (self._confirmed(patient, found, tried) if found else None), tried
 
     def _confirmed(self, patient: Patient, found: Sequence[Tried], tried: int) -> Step:
@@ -171,9 +172,14 @@ class Search:
                 yield [one, second]
 
 
+def _doubtful(step: Step | None) -> bool:
+    """Whether a step may be but a help, against damage that is not what it says; or none."""
+    return step is None or not step.gain.worth or step.repair.local or isinstance(step.repair, Departure)
+
+
 def _rank(tried: Tried) -> tuple[bool, bool, float]:
     kind = type(tried.repair)
-    return kind is not Repair, kind is not Departure, float(tried.losses.mean())
+    return kind is not Repair, kind is not Departure, round(float(tried.losses.mean()), 2)
 
 
 def _as_good(one: Tried, best: Tried, tried: int) -> bool:
