@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VOCAB, MASK, LENGTH = 12, 12, 32
-"""How many tokens the text has; the one after them hides others; how long the rows are."""
+WORDS, MASK, LENGTH = {1: 30, 2: 12}, 30, 32
+"""How many tokens a text has in which one or two tell the next; which one hides others; how long the rows are."""
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": VOCAB + 1,
+    "vocab_size": WORDS[2] + 1,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
@@ -27,7 +27,7 @@ LLAMA: dict[str, Any] = {
 BERT: dict[str, Any] = {
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
-    "vocab_size": VOCAB + 1,
+    "vocab_size": MASK + 1,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -42,8 +42,10 @@ BERT: dict[str, Any] = {
 def rows(n: int, seed: int, *, by: int = 2, noise: float = 0.05) -> Tensor:
     """(n, LENGTH): each token is told by the one or two before it, but for a part that is drawn."""
     drawn = torch.Generator().manual_seed(seed)
-    follows = torch.randint(0, VOCAB, (VOCAB, VOCAB), generator=torch.Generator().manual_seed(7))
-    out = torch.randint(0, VOCAB, (n, LENGTH), generator=drawn)
+    words = WORDS[by]
+    orders = [torch.randperm(words, generator=torch.Generator().manual_seed(7 + i)) for i in range(words)]
+    follows = torch.stack(orders, 1)  # by the token before, and the one before that
+    out = torch.randint(0, words, (n, LENGTH), generator=drawn)
     wild = torch.rand(n, LENGTH, generator=drawn) < noise
     for i in range(2, LENGTH):
         out[:, i] = torch.where(wild[:, i], out[:, i], follows[out[:, i - 1], out[:, i - 2] * (by - 1)])

@@ -94,6 +94,15 @@ def test_an_interval_is_as_wide_as_the_number_tried_demands() -> None:
     assert not gain(before, before + 1, 1).sure
 
 
+def test_lines_that_are_alike_say_no_more_than_one_of_them() -> None:
+    drawn = torch.Generator().manual_seed(5)
+    before, after = torch.randn(40, generator=drawn) + 0.3, torch.randn(40, generator=drawn)
+    once = gain(before, after, 1, torch.arange(40))
+    often = gain(before.repeat(10), after.repeat(10), 1, torch.arange(40).repeat(10))
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+    assert gain(before.repeat(10), after.repeat(10), 1).low > once.low + 0.1
+
+
 def test_chance_alone_is_seldom_sure() -> None:
     """Of 2,000 pairs without any difference, tried as 20 repairs each time: one search in twenty at most is deceived."""
     drawn = torch.Generator().manual_seed(3)

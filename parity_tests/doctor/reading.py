@@ -65,9 +65,18 @@ class Reading(ABC):
         """What one loses who has learned nothing but how often each token occurs."""
         return entropy(self.rows.flatten().tolist())
 
+    def groups(self, rows: Tensor) -> Tensor | None:
+        """Whole numbers (n,), in the order of the losses: alike for the same token after the same one. None: all differ."""
+        return None
+
     def cheats(self, model: Model) -> bool:
         """Whether a token's loss is made with what it is not to see."""
         return False
+
+
+def _pairs(rows: Tensor) -> Tensor:
+    """A number for each token after the first, by it and the one before it: (r, s) to (r, s - 1)."""
+    return rows[:, :-1] * (int(rows.max()) + 1) + rows[:, 1:]
 
 
 class NextToken(Reading):
@@ -76,6 +85,9 @@ class NextToken(Reading):
     def _losses(self, model: Model, rows: Tensor) -> Tensor:
         logits = model(rows).float()
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+
+    def groups(self, rows: Tensor) -> Tensor:
+        return _pairs(rows).flatten()
 
     def cheats(self, model: Model) -> bool:
         rows = self.choose[:1, : 2 * SHORTEST]
@@ -105,6 +117,10 @@ class HiddenToken(Reading):
             logits = model(rows.masked_fill(hidden, self.mask)).float()
             found.append(F.cross_entropy(logits[:, hidden].flatten(0, 1), rows[:, hidden].flatten(), reduction="none"))
         return torch.cat(found)
+
+    def groups(self, rows: Tensor) -> Tensor:
+        slots, pairs = torch.arange(1, rows.shape[1]), _pairs(rows)
+        return torch.cat([pairs[:, slots % self.EVERY == phase].flatten() for phase in self.PHASES])
 
 
 class Neighbours(Reading):

@@ -156,7 +156,7 @@ class Search:
             repair=first.repair,
             alike=tuple(each.repair for each in alike if each.repair.name != first.repair.name),
             patient=first.patient,
-            gain=gain(before, after, tried),
+            gain=gain(before, after, tried, self.reading.groups(self.reading.confirm)),
             tried=tried,
             before=float(torch.cat([chosen, before]).mean()),
             after=float(torch.cat([first.losses, after]).mean()),
