@@ -12,7 +12,7 @@ LIKE ?= llama
 ARGS ?=
 export BASELINE TRANSFORMERS JOBS PYTHON OFFLINE N NAME LIKE ARGS
 
-TARGETS = parity test real fetch gpu facts rows known flags fuzz family lint environment clean help
+TARGETS = parity test real fetch gpu facts rows known flags fuzz doctor family lint environment clean help
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := parity
 

@@ -180,6 +180,17 @@ class Verdict:
         self.results += [Result(*values) for values in given.get("results", ())]
         self.ran += given.get("ran", ())
 
+    def damaged(self) -> Iterator[str]:
+        """Of the checkpoints that were named and agree: those that the doctor finds odd, as both sides read the same file."""
+        if not self.config.option.checkpoint or not self.results or any(r.verdict == "differs" for r in self.results):
+            return
+        from parity_tests.doctor.glance import glance
+        from parity_tests.harness.checkpoints import asked_for
+
+        for path in asked_for(self.config.option.checkpoint, trained=False):
+            if path not in refused_in(self.config) and (says := glance(path)) is not None:
+                yield f"both sides agree on {path}, and it is odd: {says}; see hf-parity doctor {path}"
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         device, folder = self.config.option.device, self.config.option.report
         if folder is not None:
@@ -187,6 +198,8 @@ class Verdict:
             terminalreporter.write_line(f"{len(self.results)} results in {path}")
         if self.results:
             report.show(self.results, device)
+        for line in self.damaged():
+            terminalreporter.write_line(line, yellow=True)
         for path in refused_in(self.config):
             terminalreporter.write_line(f"not verified, see the ERROR above: {path}", red=True)
         if plugin.wants_items(self.config):

@@ -1,7 +1,7 @@
 """A model of the reference from a checkpoint alone."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,20 @@ def _load(path: str | Path, dtype: torch.dtype | None, device: torch.device | st
         parameters = mapping.carry(checkpoint, dtype=dtype or one)
     wide = kept_wide(model, dtype) if dtype else set()
     casts = {name: torch.float32 if name in wide else dtype for name in parameters}
-    own = {name: t.to(device=device, dtype=casts[name]).contiguous() for name, t in parameters.items()}
+    return _filled(model, {name: t.to(device=device, dtype=casts[name]).contiguous() for name, t in parameters.items()})
+
+
+def assembled(family: Family[C], config: C, parameters: Mapping[str, Tensor]) -> Any:
+    """The model of a config with these parameters and buffers, ready to evaluate; it shares their memory.
+
+    Raises MappingError when no model can have the config's sizes, and RuntimeError when the parameters are not its own.
+    """
+    return _filled(_empty(family, config), parameters)
+
+
+def _filled(model: nn.Module, parameters: Mapping[str, Tensor]) -> Any:
+    """`model` with values in place of its empty tensors; what is tied is given once."""
+    own = dict(parameters)
     for name, slot in parameters_of(model).items():
         if isinstance(slot, nn.Parameter):
             own[name] = nn.Parameter(own[name])  # made here, so that what is tied gets one and the same

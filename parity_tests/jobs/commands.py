@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Command] = {
     "known": Command("what transformers is known to compute otherwise, and in which releases", releases=True),
     "flags": Command("which fields of transformers' configs the fixtures vary, and which need not be", releases=True),
     "fuzz": Command("damaged checkpoints, each of which must load or be refused in one sentence", "N=50000"),
+    "doctor": Command("is a trained checkpoint damaged in a way that parity cannot see?", "ARGS=path/to/model"),
     "family": Command(
         "lay out the four files of a new family after those of another", "NAME=granite LIKE=llama", checkout=True
     ),

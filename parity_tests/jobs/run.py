@@ -103,6 +103,13 @@ def fuzz(arguments: Sequence[str]) -> int:
     return min(fuzzing.run(chosen.n, chosen.keep, chosen.first), 1)
 
 
+def doctor(arguments: Sequence[str]) -> int:
+    """Examine a trained checkpoint: name what was done to it, and undo it."""
+    from parity_tests.doctor import command
+
+    return command.main(arguments)
+
+
 def rows(arguments: Sequence[str]) -> int:
     """Run every test, and print item by item what of the seeds is shown; or list anew which tests do."""
     parser = argparse.ArgumentParser(prog="hf-parity rows", description=COMMANDS["rows"].what)
@@ -128,6 +135,7 @@ JOBS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "known": known,
     "flags": flags,
     "fuzz": fuzz,
+    "doctor": doctor,
 }
 
 

@@ -168,3 +168,17 @@ def test_a_machine_that_fails_ends_the_run_once(call: Callable[..., Ran], tmp_pa
     assert ran.output.count("device-side assert triggered") == 1
     assert re.search(r"gpt2-\w+-f64-eager-\w+-layer\]: the device failed", ran.output)
     assert "DIFFER" not in ran.output
+
+
+def emptied(tensors: dict[str, Tensor]) -> None:
+    tensors[WEIGHT].zero_()
+
+
+def test_what_both_sides_read_alike_is_told(call: Callable[..., Ran], tmp_path: Path) -> None:
+    """Agreement says nothing of the file: one that is odd is named in a line, and one that is not in none."""
+    good, bad = changed(tmp_path / "good"), changed(tmp_path / "bad", emptied)
+    ran = call("--checkpoint", good, "--checkpoint", bad, *LAYER)
+    told = [line for line in ran.output.splitlines() if "both sides agree" in line]
+    assert ran.code == 0
+    assert [line.partition(", and it is odd: ")[0] for line in told] == [f"both sides agree on {bad}"]
+    assert "layers.1.ffn.in_proj.weight is all zero" in told[0]
