@@ -8,6 +8,7 @@ from torch import Tensor
 
 from parity_tests.tiny_checkpoints import same
 from weight_mapping import MappingError
+from weight_mapping.patterns import found
 from weight_mapping.plan import plan
 from weight_mapping.rules import (
     Concatenate,
@@ -134,3 +135,7 @@ def test_no_rule_casts() -> None:
     mapping = plan(Table(index={"i": range(2)}, rules=(rename("a.{i}", "x", Stack()),)), {"x": torch.zeros(2, 3)})
     with pytest.raises(MappingError, match=r"'a.0' \(torch.float32\) and 'a.1' \(torch.bfloat16\) make one parameter"):
         mapping.forward({"a.0": torch.zeros(3), "a.1": torch.zeros(3, dtype=torch.bfloat16)})
+
+
+def test_a_number_of_five_thousand_digits_is_none() -> None:
+    assert list(found("a.{i}.b", {"i": range(12)}, [f"a.{'1' * 5001}.b", "a.11.b", "a.12.b", "a.01.b"])) == [{"i": 11}]

@@ -38,4 +38,4 @@ def found(pattern: str, index: Index, names: Iterable[str]) -> Iterator[dict[str
 
 
 def _values(values: Sequence[object]) -> str:
-    return "0|[1-9][0-9]*" if isinstance(values, range) else "|".join(re.escape(str(value)) for value in values)
+    return "0|[1-9][0-9]{0,17}" if isinstance(values, range) else "|".join(re.escape(str(value)) for value in values)

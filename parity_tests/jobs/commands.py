@@ -67,7 +67,7 @@ def with_releases() -> str:
 
 
 def help_lines() -> list[str]:
-    """What `make help` prints, and the README has."""
+    """What `make help` prints: the jobs, which the README has too, and the variables."""
     shown = {f"make {name} {command.example}".strip(): command.what for name, command in COMMANDS.items()}
     variables = {name: what.format(releases=with_releases()) for name, what in VARIABLES.items()}
     width = max(map(len, shown)) + 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from parity_tests.facts import FACTS, formulas, table
 from parity_tests.facts.record import Changed, Check, Fact, gives, judge
-from parity_tests.facts.subjects import internals
+from parity_tests.facts.subjects import internal, internals
 from parity_tests.harness.hf import Absent
 
 BY_ID = {fact.id: fact for fact in FACTS}
@@ -134,7 +134,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], str, Any]] = {
     "rms-norm-formula": (lambda: internals("Llama").LlamaRMSNorm, "forward", eps_outside),
     "gated-formula": (lambda: internals("Llama").LlamaMLP, "forward", gate_for_up),
     "bert-pooler": (lambda: internals("Bert").BertPooler, "forward", last_token),
-    "moe-formula": (lambda: internals("Mixtral").MixtralTopKRouter, "forward", not_renormalised),
+    "moe-formula": (lambda: internal("Mixtral", "MixtralTopKRouter"), "forward", not_renormalised),
     "sdpa-scale": (lambda: F, "scaled_dot_product_attention", unscaled),
     "causal-mask": (lambda: nn.Transformer, "generate_square_subsequent_mask", staticmethod(unmasked)),
     "decoder-causal-by-self-attention": (lambda: nn.Transformer, "generate_square_subsequent_mask", staticmethod(unmasked)),
@@ -145,5 +145,9 @@ PLANTED: dict[str, tuple[Callable[[], Any], str, Any]] = {
 def test_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
     where, name, wrong = PLANTED[fact]
     assert judge(BY_ID[fact]).word == "holds"
-    monkeypatch.setattr(where(), name, wrong)
+    try:
+        owner = where()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setattr(owner, name, wrong)
     assert judge(BY_ID[fact]).word == "contradicted"

@@ -26,7 +26,8 @@ def test_every_list_of_the_jobs_is_the_same() -> None:
     assert targets.group(1).split() == list(COMMANDS)
     assert list(run.JOBS) == [name for name, command in COMMANDS.items() if not command.checkout]
     readme = (CHECKOUT / "README.md").read_text()
-    assert "\n".join(f"    {line}".rstrip() for line in help_lines()) in readme
+    jobs = help_lines()[: len(COMMANDS)]
+    assert "\n".join(f"    {line}" for line in jobs) in readme
 
 
 def test_make_hands_over_every_variable() -> None:
