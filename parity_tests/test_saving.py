@@ -5,6 +5,7 @@ import shutil
 import signal
 import stat
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,26 +177,34 @@ def test_saving_to_a_file(tmp_path: Path) -> None:
 
 
 def test_reading_while_it_is_replaced(tmp_path: Path) -> None:
-    models, folder = (
-        [new_model(tmp_path / "other"), load(write_folder(tmp_path / "old", CONFIG, tensors_of(CONFIG)))],
-        tmp_path / "hf",
-    )
+    """Every read gives the one or the other. `load` begins anew up to nine times, so the writer replaces what is read no more
+    often than that before it waits for the reader, however slow the machine lets that be.
+    """
+    new_one, folder = new_model(tmp_path / "other"), tmp_path / "hf"
+    models = [new_one, load(write_folder(tmp_path / "old", CONFIG, tensors_of(CONFIG)))]
     both = [weights(tmp_path / name) for name in ("other", "old")]
     save(models[1], folder)
+    done, tell = os.pipe()
     reader = os.fork()
     if reader == 0:
         code = 1
         try:
-            code = (
-                0
-                if all(any(same(found, each) for each in both) for found in (weights(folder) for _ in range(60)))
-                else 2
-            )
+            for _ in range(30):
+                found = weights(folder)
+                if not any(same(found, each) for each in both):
+                    os._exit(2)
+                os.write(tell, b".")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
+    os.close(tell)
     turn = 0
-    while not (ended := os.waitpid(reader, os.WNOHANG))[0]:
-        save(models[turn % 2], folder, max_shard_size=SMALL if turn % 3 else 10**9, overwrite=True)
-        turn += 1
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
-    assert turn > 5
+    while os.read(done, 1):  # a read is done; nothing comes once the reader has ended
+        for _ in range(1 + turn % 6):
+            save(models[turn % 2], folder, max_shard_size=SMALL if turn % 3 else 10**9, overwrite=True)
+            turn += 1
+    os.close(done)
+    assert os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) == 0
+    assert turn > 30
