@@ -19,12 +19,16 @@ FROZEN = Path(__file__).with_name("carried.json")
 
 
 def kind_of_test(test: pytest.Item) -> str:
-    """What a test is about, without precision and backend: `blocks.block/llama/gqa/attn.probs`."""
+    """What a test is about, without precision and backend: `blocks.block/llama/gqa/attn.probs`. Of a checkpoint that somebody
+    trained, which is here or is not, it is no more than that.
+    """
     callspec: Any = getattr(test, "callspec", None)
     parameters: Mapping[str, Any] = callspec.params if callspec else {}
     function = getattr(test, "originalname", None) or test.name
     begin = f"{test.path.stem.removeprefix('test_')}.{function.removeprefix('test_')}"
     point, case, fact = (cast(Any, parameters.get(name)) for name in ("point", "case", "fact"))
+    if getattr(getattr(point, "case", case), "trained", False):
+        return f"{begin}/trained"
     if hasattr(fact, "check"):
         return f"{begin}/{fact.check.__module__.split('.')[-1]}/{fact.id}"
     if hasattr(point, "case"):
